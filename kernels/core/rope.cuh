@@ -19,8 +19,8 @@ __device__ __forceinline__ void turn(float &x, float &y, float cos, float sin) {
 
 // Up to eight cosines, sines or weights. All heads of a token read them, so they stay in L1.
 template <class T>
-__device__ __forceinline__ void load_shared(float (&numbers)[VECTOR], const typename T::Storage *row, u32 count,
-                                            bool vectors) {
+__device__ __forceinline__ void load_numbers(float (&numbers)[VECTOR], const typename T::Storage *row, u32 count,
+                                             bool vectors) {
     Elements<VECTOR, T> in;
     if (vectors) {
 #pragma unroll

@@ -73,8 +73,8 @@ __device__ __forceinline__ void scale_by(RowPieces &pieces, float factor, const 
     for (u32 half = 0; half < 2; half++) {
         float weights[VECTOR];
         if (pieces.count[half] == 0) continue;
-        load_shared<T>(weights, static_cast<const typename T::Storage *>(weight) + pieces.begin[half],
-                       pieces.count[half], vectors);
+        load_numbers<T>(weights, static_cast<const typename T::Storage *>(weight) + pieces.begin[half],
+                        pieces.count[half], vectors);
 #pragma unroll
         for (u32 i = 0; i < VECTOR; i++) pieces.x[half][i] = pieces.x[half][i] * factor * weights[i];
     }

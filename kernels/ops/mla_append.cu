@@ -90,12 +90,12 @@ __device__ __forceinline__ RowPieces rotated(const Params &p, const typename Sou
     const i64 at = position * p.cos_sin_stride + first;
     if (p.cos_sin_dtype == FOLIO_F32) {
         const float *table = static_cast<const float *>(p.cos_sin) + at;
-        load_shared<f32>(angles.cos, table, count, p.vectors);
-        load_shared<f32>(angles.sin, table + pairs, count, p.vectors);
+        load_numbers<f32>(angles.cos, table, count, p.vectors);
+        load_numbers<f32>(angles.sin, table + pairs, count, p.vectors);
     } else {
         const typename Source::Storage *table = static_cast<const typename Source::Storage *>(p.cos_sin) + at;
-        load_shared<Source>(angles.cos, table, count, p.vectors);
-        load_shared<Source>(angles.sin, table + pairs, count, p.vectors);
+        load_numbers<Source>(angles.cos, table, count, p.vectors);
+        load_numbers<Source>(angles.sin, table + pairs, count, p.vectors);
     }
     pieces.rotate(angles, p.is_interleaved);
     return pieces;

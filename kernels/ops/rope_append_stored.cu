@@ -34,8 +34,8 @@ template <class T>
 __device__ __forceinline__ void read_angles(const FolioRopeAppendParams &p, i64 position, Lane &lane) {
     const u32 first = VECTOR * lane.index, count = min(VECTOR, p.rotary_dim / 2 - first);
     const i64 at = place_of_angles(p, position, first);
-    load_shared<T>(lane.angles.cos, static_cast<const typename T::Storage *>(p.cos) + at, count, p.vectors);
-    load_shared<T>(lane.angles.sin, static_cast<const typename T::Storage *>(p.sin) + at, count, p.vectors);
+    load_numbers<T>(lane.angles.cos, static_cast<const typename T::Storage *>(p.cos) + at, count, p.vectors);
+    load_numbers<T>(lane.angles.sin, static_cast<const typename T::Storage *>(p.sin) + at, count, p.vectors);
 }
 
 __device__ __forceinline__ void find_angles(const FolioRopeAppendParams &p, i64 position, Lane &lane) {

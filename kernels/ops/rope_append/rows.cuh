@@ -136,8 +136,8 @@ private:
 
     template <class T>
     __device__ __forceinline__ void read_angles(const void *cos, const void *sin, i64 at) {
-        load_shared<T>(lane.angles.cos, static_cast<const typename T::Storage *>(cos) + at, VECTOR, true);
-        load_shared<T>(lane.angles.sin, static_cast<const typename T::Storage *>(sin) + at, VECTOR, true);
+        load_numbers<T>(lane.angles.cos, static_cast<const typename T::Storage *>(cos) + at, VECTOR, true);
+        load_numbers<T>(lane.angles.sin, static_cast<const typename T::Storage *>(sin) + at, VECTOR, true);
     }
 
     static __device__ __forceinline__ RowPieces::Fetched<Source> taken(const Stage &stage, u32 row) {

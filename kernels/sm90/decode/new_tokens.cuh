@@ -284,8 +284,8 @@ private:
 
     template <class T>
     __device__ __forceinline__ void load(i64 at, PairAngles &angles) const {
-        load_shared<T>(angles.cos, static_cast<const typename T::Storage *>(rope.cos) + at, VECTOR, true);
-        load_shared<T>(angles.sin, static_cast<const typename T::Storage *>(rope.sin) + at, VECTOR, true);
+        load_numbers<T>(angles.cos, static_cast<const typename T::Storage *>(rope.cos) + at, VECTOR, true);
+        load_numbers<T>(angles.sin, static_cast<const typename T::Storage *>(rope.sin) + at, VECTOR, true);
     }
 
     const FolioRopeAppendParams &rope;
