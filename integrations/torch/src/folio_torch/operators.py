@@ -65,6 +65,9 @@ RUNS: dict[str, tuple[type, str, tuple[str, ...]]] = {
     "mla_context_attend": (folio.MlaContext, "attend", ("o", "lse")),
 }
 
+#: What the append's arguments of `decode_append_run` begin with.
+_APPEND = "append_"
+
 _library = torch.library.Library("folio", "DEF")
 _numbers = itertools.count(1)
 _handles: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
@@ -162,15 +165,14 @@ def _define_append_run() -> None:
 
     def kernel(handle, **arguments):
         append = {n.removeprefix(_APPEND): arguments.pop(n) for n in list(arguments) if n.startswith(_APPEND)}
-        q = append.get("q_out")
-        shared = {"q": append.get("q") if q is None else q, "k": append["k_cache"], "v": append["v_cache"]}
+        # A compiled function leaves out what is None.
+        q_out = append.get("q_out")
+        shared = {"q": append.get("q") if q_out is None else q_out, "k": append["k_cache"], "v": append["v_cache"]}
         _handle(handle, folio.Decode).append_run(append, **shared, **arguments)
 
     outputs = (*(_APPEND + output for output in OPERATORS["rope_append"]), *RUNS["decode"][2])
     _define("decode_append_run", [*appends, *runs], outputs, "int handle, ", kernel)
 
-
-_APPEND = "append_"
 
 for _name, _outputs in OPERATORS.items():
     _define_operator(_name, _outputs)
