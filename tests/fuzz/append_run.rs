@@ -4,14 +4,14 @@
 #![allow(unsafe_code)]
 
 use super::Place;
-use super::attention::{draw, finite_inputs};
+use super::attention::{draw, finite_inputs, of_attention};
 use super::corrupt::{Rng, corrupt, may_be_called};
 use super::guarded::Guarded;
-use super::handle::{Door, Structs, Workspace, append_and_run};
+use super::handle::{Door, Structs, append_and_run};
 use super::oracle::{By, Ending, Output, Run};
 use super::structs::Struct;
 use crate::common::append_run::{AppendRun, append_runs};
-use crate::common::c_door::{Tensors, c_args, c_batch, c_decode_desc, c_rope_append};
+use crate::common::c_door::{Tensors, c_decode_desc, c_rope_append};
 use folio::tensor::Device;
 
 /// Keys of a request, so that cases are quick.
@@ -24,23 +24,18 @@ pub fn case(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
     step.laid_out(&data, |batch, append, args| {
         let tensors = Tensors::default();
         // SAFETY: the header's structs, with tensors that `tensors` keeps until they were copied.
-        let (structs, append) = unsafe {
-            let structs = Structs {
-                door: Door::Decode,
-                desc: Struct::new("folio_decode_desc", c_decode_desc(&step.desc())),
-                batch: Struct::new("folio_batch", c_batch(batch, &tensors)),
-                prefixes: None,
-                args: Struct::new("folio_attention_args", c_args(args, &tensors)),
-                workspace: Workspace::Right,
-                stream: 0,
-            };
-            let append = Struct::new("folio_rope_append_args", c_rope_append(append, &tensors));
-            (structs, append)
+        let (desc, appended) = unsafe {
+            (
+                Struct::new("folio_decode_desc", c_decode_desc(&step.desc())),
+                Struct::new("folio_rope_append_args", c_rope_append(append, &tensors)),
+            )
         };
-        corrupted(rng, place, &data, &step, structs, append)
+        let structs = of_attention(Door::Decode, desc, batch, args);
+        corrupted(rng, place, &data, &step, structs, appended)
     })
 }
 
+/// Corrupts the structs of a step's calls, makes them, and judges what was left.
 fn corrupted(
     rng: &mut Rng,
     place: &Place,
@@ -59,8 +54,12 @@ fn corrupted(
     }
     place.announce(&format!("{step:?}\n{text}"));
     let call = |by| {
-        let by_one_call = matches!(by, By::Backend);
-        append_and_run(place.context(By::Backend), &structs, &append, by_one_call)
+        append_and_run(
+            place.context(By::Backend),
+            &structs,
+            &append,
+            by == By::Backend,
+        )
     };
     if place.device != Device::Cpu {
         return Ok(Some(match call(By::Backend) {

@@ -14,9 +14,10 @@ use crate::common::compare::Tolerance;
 use crate::common::instance::{LayerData, Step, for_each_index};
 use crate::common::problem::Problem;
 use crate::common::strategy::{extended, problems_within};
+use folio::api::BatchInput;
 use folio::dtype::DType;
 use folio::ffi::*;
-use folio::problem::Kind;
+use folio::problem::{AttentionArgs, Kind};
 use folio::tensor::Device;
 use proptest::prop_oneof;
 use proptest::strategy::{Strategy, ValueTree};
@@ -59,20 +60,20 @@ fn described(problem: &Problem, step: &Step<'_>, layer: &LayerData<'_>) -> Struc
             Kind::Mla => unreachable!("`mla` describes its own structs"),
         }
     };
-    of_attention(door, desc, step, layer)
+    of_attention(door, desc, &step.input(), &layer.input())
 }
 
 /// The structs of a handle that takes the arguments of attention.
-pub fn of_attention(door: Door, desc: Struct, step: &Step<'_>, layer: &LayerData<'_>) -> Structs {
+pub fn of_attention(door: Door, desc: Struct, batch: &BatchInput, args: &AttentionArgs) -> Structs {
     let tensors = Tensors::default();
     // SAFETY: the header's structs, with tensors that `tensors` keeps until they were copied.
     unsafe {
         Structs {
             door,
             desc,
-            batch: Struct::new("folio_batch", c_batch(&step.input(), &tensors)),
+            batch: Struct::new("folio_batch", c_batch(batch, &tensors)),
             prefixes: None,
-            args: Struct::new("folio_attention_args", c_args(&layer.input(), &tensors)),
+            args: Struct::new("folio_attention_args", c_args(args, &tensors)),
             workspace: Workspace::Right,
             stream: 0,
         }

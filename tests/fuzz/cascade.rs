@@ -40,7 +40,7 @@ pub fn case(rng: &mut Rng, place: &Place) -> Result<Option<Ending>, String> {
     };
     // SAFETY: the header's struct.
     let desc = unsafe { Struct::new("folio_cascade_desc", c_cascade_desc(&desc)) };
-    let mut structs = of_attention(Door::Cascade, desc, &step, &layer);
+    let mut structs = of_attention(Door::Cascade, desc, &step.input(), &layer.input());
     if place.device == Device::Cpu {
         finite_inputs(&structs.args);
     }
