@@ -3,7 +3,7 @@
 #pragma once
 #include "core/elements.cuh"
 #include "core/row_divisor.cuh"
-#include "core/softmax.cuh"
+#include "core/scales.cuh"
 
 namespace folio {
 

@@ -3,13 +3,10 @@
 #pragma once
 
 #include "params/query_type.h"
+#include "sm90/bf16_rows.cuh"
 #include "sm90/decode/work.cuh"
 
 namespace folio::decode {
-
-__device__ __forceinline__ float2 unpack_bf16(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
 
 // Queries in fp8 become f16, which has every number of theirs.
 template <class Stored>

@@ -6,15 +6,12 @@
 #pragma once
 
 #include "ptx/bulk.cuh"
+#include "sm90/bf16_rows.cuh"
 #include "sm90/mla_few/work.cuh"
 
 namespace folio::mla_few {
 
 using QueryType = FOLIO_Q;
-
-__device__ __forceinline__ float2 unpack_bf16(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
 
 template <class Format>
 class QueryRows {
@@ -91,8 +88,8 @@ public:
         for (u32 n = 0; n < ROWS_OF_WARP; ++n) {
             const u32 row = warp * ROWS_OF_WARP + n;
             if constexpr (DIVIDED) {
-                const float power =
-                    power_below(Format::SCALED ? latent[n].largest() : fmaxf(latent[n].largest(), rope[n].largest()));
+                const float power = power_below<32>(Format::SCALED ? latent[n].largest()
+                                                                   : fmaxf(latent[n].largest(), rope[n].largest()));
                 if (lane == 0) powers[row] = power;
                 const float inverse = __uint_as_float((254u << 23) - __float_as_uint(power));
                 latent[n].narrow(inverse);
@@ -113,16 +110,6 @@ private:
     static __device__ __forceinline__ const u16 *element(const FolioRows &rows, const Unit &unit, const TokenHead &at) {
         const i64 token = static_cast<i64>(unit.work.q_token) + at.token;
         return static_cast<const u16 *>(rows.data) + token * rows.stride_token + at.head * rows.stride_head;
-    }
-
-    // The power of two that brings the warp's largest number to [1, 2). Exponents are kept where both 2^e and 2^-e are
-    // normal; a row of zeros stays as it is.
-    static __device__ __forceinline__ float power_below(float largest) {
-#pragma unroll
-        for (int lanes = 1; lanes <= 16; lanes *= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, lanes));
-        }
-        return __uint_as_float(min(max(__float_as_uint(largest) >> 23, 1u), 253u) << 23);
     }
 };
 

@@ -2,26 +2,13 @@
 // their range; the softmax multiplies by it. Other queries stay as they are.
 #pragma once
 
+#include "sm90/bf16_rows.cuh"
 #include "sm90/mla_gather/tile.cuh"
 
 namespace folio::mla {
 
 constexpr bool NARROWS = Element::IS_BF16 && !Operand::IS_BF16;
 constexpr float LEAST_SCALE = 1.17549435e-38f;  // the least normal number
-
-// The power of two that brings the largest number of eight lanes' row to [1, 2). Exponents are kept where both 2^e and
-// 2^-e are normal.
-__device__ __forceinline__ float power_below(float largest) {
-#pragma unroll
-    for (int lanes = 1; lanes <= 4; lanes *= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, lanes));
-    }
-    return __uint_as_float(min(max(__float_as_uint(largest) >> 23, 1u), 253u) << 23);
-}
-
-__device__ __forceinline__ float2 unpack_bf16(u32 pair) {
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
 
 // A row, of which the lane has a chunk in each atom, the first at `at`. Returns what it was divided by.
 __device__ __forceinline__ float narrow_row(u32 at) {
@@ -38,7 +25,7 @@ __device__ __forceinline__ float narrow_row(u32 at) {
             most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
         }
     }
-    const float power = power_below(most), factor = 1.0f / power;
+    const float power = power_below<8>(most), factor = 1.0f / power;
 #pragma unroll
     for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
         const float4 &c = chunks[atom];
