@@ -1,5 +1,6 @@
 // How tokens go to a paged cache: where a slot is, and the pieces in which rows move there.
 #pragma once
+#include "core/awaited_integer.cuh"
 #include "core/cache_rounding.cuh"
 #include "core/paged.cuh"
 
@@ -11,8 +12,22 @@ struct CacheSlot {
     u32 token;
 };
 
+// The slot of a token, by its number in the list.
+class AwaitedSlot {
+public:
+    __device__ __forceinline__ void ask(const FolioAppendParams &p, i64 token) {
+        slot.ask(p.slots, p.slot_bytes, token);
+    }
+    __device__ __forceinline__ i64 value(const FolioAppendParams &p) const { return slot.value(p.slot_bytes); }
+
+private:
+    AwaitedInteger slot;
+};
+
 __device__ __forceinline__ i64 slot_index(const FolioAppendParams &p, i64 token) {
-    return integer(p.slots, p.slot_bytes, token);
+    AwaitedSlot slot;
+    slot.ask(p, token);
+    return slot.value(p);
 }
 
 __device__ __forceinline__ CacheSlot place(const FolioAppendParams &p, i64 index) {

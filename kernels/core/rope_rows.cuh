@@ -1,6 +1,7 @@
 // Rows of queries and keys in the operators that normalise, rotate and append: a row has a group of lanes, a power of two,
 // and each lane 16 elements of it, eight pairs while RoPE lasts, and 16 neighbours behind. They are computed in fp32.
 #pragma once
+#include "core/awaited_integer.cuh"
 #include "core/rope.cuh"
 #include "params/rope_append.h"
 
@@ -15,10 +16,28 @@ struct Lane {
     PairAngles angles;
 };
 
+// The position of a token, with its offset.
+class AwaitedPosition {
+public:
+    __device__ __forceinline__ void ask(const FolioRopeAppendParams &p, i64 token) {
+        if (p.positions) position.ask(p.positions, p.position_bytes, token);
+        if (p.offsets) offset.ask(p.offsets, p.offset_bytes, token);
+    }
+
+    __device__ __forceinline__ i64 value(const FolioRopeAppendParams &p) const {
+        u64 sum = p.positions ? position.value(p.position_bytes) : 0;
+        if (p.offsets) sum += offset.value(p.offset_bytes);
+        return static_cast<i64>(sum);
+    }
+
+private:
+    AwaitedInteger position, offset;
+};
+
 __device__ __forceinline__ i64 position_of(const FolioRopeAppendParams &p, i64 token) {
-    if (!p.positions) return 0;
-    const u64 position = integer(p.positions, p.position_bytes, token);
-    return static_cast<i64>(p.offsets ? position + integer(p.offsets, p.offset_bytes, token) : position);
+    AwaitedPosition position;
+    position.ask(p, token);
+    return position.value(p);
 }
 
 // Where the table has the cosines or sines of a position, from pair `first` on; in elements.

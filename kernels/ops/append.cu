@@ -10,12 +10,14 @@ namespace folio {
 template <u32 N>
 __device__ __forceinline__ void append_token(const FolioAppendParams &p, i64 token) {
     const u32 k_pieces = p.num_kv_heads * p.k.pieces.divisor, v_pieces = p.num_kv_heads * p.v.pieces.divisor;
-    const i64 index = slot_index(p, token);
+    AwaitedSlot number;
+    number.ask(p, token);
     for (u32 i = threadIdx.x; i < max(k_pieces, v_pieces); i += FOLIO_THREADS) {
         const AppendPiece<N, FOLIO_Q, FOLIO_KV> k(p.k, i), v(p.v, i);
         Elements<N, FOLIO_Q> key, value;
         if (i < k_pieces) key = k.load(p.k, token);
         if (i < v_pieces) value = v.load(p.v, token);
+        const i64 index = number.value(p);
         if (index < 0 || index >= p.num_slots) return;
         const CacheSlot slot = place(p, index);
         if (i < k_pieces) k.store(p.k, slot, key, CacheRounding<FOLIO_KV>(p.k, k.head));

@@ -673,7 +673,7 @@ pub fn cascades_of_every_form(
             shared_levels: 1,
             // A plan for a graph shares what there is, where longer requests may share what pays.
             graph: true,
-            max_kv_len: 1 << 16,
+            max_kv_len: 1 << 22,
             ..problem.desc()
         };
         let mut handle = Handle::new(session, memory, desc).unwrap();

@@ -51,6 +51,8 @@ public:
         : p(p),
           of(of),
           tokens(tokens),
+          slots(p.append, tokens, of.cached),
+          positions(p, tokens, p.rotary_dim > 0),
           head(first_head + (threadIdx.x % WARP >> p.log2_lanes)),
           lane(lane_of(p)),
           between_halves(lane.pieces.begin[1] - lane.pieces.begin[0]),
@@ -81,8 +83,7 @@ public:
 
     __device__ __forceinline__ void move(const Stage &stage, u32 n) {
         find_angles(stage, n);
-        const i64 slot = of.cached ? slots.at(tokens, n, [&](i64 token) { return slot_index(p.append, token); }) : -1;
-        Cached::Storage *cached = cached_token(p, slot);
+        Cached::Storage *cached = of.cached ? cached_token(p, slots.at(p.append, tokens, n)) : nullptr;
         if (cached) cached += head * p.append.k.cache.stride_head + lane.pieces.begin[0];
         Source::Storage *to = out.first;
         // Not unrolled: the norm is long, and its weights would take registers for every row.
@@ -108,9 +109,7 @@ private:
     __device__ __forceinline__ bool angles_are_fetched() const {
         return p.cos && p.rotary_dim / 2 * bytes_of_angle() <= ANGLE_BYTES;
     }
-    __device__ __forceinline__ i64 position_of(u32 n) {
-        return positions.at(tokens, n, [&](i64 token) { return folio::position_of(p, token); });
-    }
+    __device__ __forceinline__ i64 position_of(u32 n) { return p.rotary_dim > 0 ? positions.at(p, tokens, n) : 0; }
 
     __device__ __forceinline__ void find_angles(const Stage &stage, u32 n) {
         const u32 first = VECTOR * lane.index;
@@ -165,11 +164,12 @@ private:
     const Params &p;
     const Rotated &of;
     const Tokens &tokens;
+    OfTokens<AwaitedSlot> slots;
+    OfTokens<AwaitedPosition> positions;
     const u32 head;
     Lane lane;
     const u32 between_halves;
     MovingRows<Source> in, out;
-    NumberOfTokens positions, slots;
 };
 
 }  // namespace folio

@@ -1,7 +1,7 @@
 // The tokens that a warp of rope_append.cu takes, and how what it needs of them comes to shared memory ahead. What is done
 // with it is said in rows.cuh and values.cuh.
 #pragma once
-#include "core/elements.cuh"
+#include "core/append.cuh"
 
 namespace folio {
 
@@ -17,21 +17,31 @@ struct Tokens {
     __device__ __forceinline__ i64 at(u32 n) const { return first + n * stride; }
 };
 
-// A number that each token has, 32 tokens at a time: a lane asks for that of one. Calls have n = 0, 1, 2 …
-class NumberOfTokens {
+// What each token has one of, an AwaitedSlot or an AwaitedPosition: 32 tokens at a time, of which a lane asks for one. The
+// first ones are asked for before anything else. Calls of at() have n = 0, 1, 2 …
+template <class Number>
+class OfTokens {
 public:
-    // `load` gives that of a token.
-    template <class F>
-    __device__ __forceinline__ i64 at(const Tokens &tokens, u32 n, const F &load) {
-        if (n % WARP == 0) {
-            const i64 token = tokens.at(n + threadIdx.x % WARP);
-            number = token < tokens.end ? load(token) : -1;
-        }
-        return __shfl_sync(FULL_WARP, number, n % WARP);
+    // are_wanted: else nothing is read, and at() is not to be called.
+    template <class P>
+    __device__ __forceinline__ OfTokens(const P &p, const Tokens &tokens, bool are_wanted) {
+        if (are_wanted) ask(p, tokens, 0);
+    }
+
+    template <class P>
+    __device__ __forceinline__ i64 at(const P &p, const Tokens &tokens, u32 n) {
+        if (n % WARP == 0 && n > 0) ask(p, tokens, n);
+        return __shfl_sync(FULL_WARP, number.value(p), n % WARP);
     }
 
 private:
-    i64 number;
+    template <class P>
+    __device__ __forceinline__ void ask(const P &p, const Tokens &tokens, u32 n) {
+        const i64 token = tokens.at(n + threadIdx.x % WARP);
+        if (token < tokens.end) number.ask(p, token);
+    }
+
+    Number number;
 };
 
 // Vectors of a lane, and bytes of a warp's cosines and of its sines, that are fetched for a token. Eight elements are a
@@ -44,7 +54,7 @@ struct Stage {
     u8 angles[2][ANGLE_BYTES];
 
     __device__ __forceinline__ void fetch(u32 i, const void *source, bool is_there) {
-        cp_async<16>(shared_address(&vectors[i][threadIdx.x % WARP]), source, is_there ? 16 : 0);
+        cp_async_or_zeros(shared_address(&vectors[i][threadIdx.x % WARP]), source, is_there);
     }
     __device__ __forceinline__ uint4 take(u32 i) const { return vectors[i][threadIdx.x % WARP]; }
 };

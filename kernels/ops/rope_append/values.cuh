@@ -14,7 +14,7 @@ typedef AppendPiece<VECTOR, Source, Cached> ValuePiece;
 class Values {
 public:
     __device__ __forceinline__ Values(const FolioAppendParams &p, u32 unit, const Tokens &tokens)
-        : p(p), tokens(tokens), first(unit * PIECES * WARP + threadIdx.x % WARP) {}
+        : p(p), tokens(tokens), slots(p, tokens, true), first(unit * PIECES * WARP + threadIdx.x % WARP) {}
 
     __device__ __forceinline__ void fetch(Stage &stage, u32 n) const {
 #pragma unroll
@@ -26,7 +26,7 @@ public:
     }
 
     __device__ __forceinline__ void move(const Stage &stage, u32 n) {
-        const i64 slot = slots.at(tokens, n, [&](i64 token) { return slot_index(p, token); });
+        const i64 slot = slots.at(p, tokens, n);
         if (slot < 0 || slot >= p.num_slots) return;
         const CacheSlot at = place(p, slot);
 #pragma unroll
@@ -49,8 +49,8 @@ private:
 
     const FolioAppendParams &p;
     const Tokens &tokens;
+    OfTokens<AwaitedSlot> slots;
     const u32 first;
-    NumberOfTokens slots;
 };
 
 // Values that do not move in vectors, element by element.

@@ -53,9 +53,10 @@ public:
 
     // A row of 16-bit elements as it came, and what else of its token it waits for.
     struct Fetched {
-        i64 slot, position;
+        AwaitedSlot slot;
+        AwaitedPosition position;
         RowPieces::Fetched<f16> row;
-        bool is_rotated;
+        bool has_slot, is_rotated;
         PairAngles angles;
     };
 
@@ -73,11 +74,12 @@ public:
     __device__ __forceinline__ void fetch_angles(const FolioPaddedDecodeParams &params, Fetched &fetched) const {
         if (!fetched.is_rotated) return;
         const u32 first = VECTOR * (threadIdx.x & ((1u << rope.log2_lanes) - 1));
+        const i64 position = fetched.position.value(rope);
         if (!rope.cos) {
-            compute_angles(rope, fetched.position, first, fetched.angles);
+            compute_angles(rope, position, first, fetched.angles);
             return;
         }
-        const i64 at = place_of_angles(rope, fetched.position, first);
+        const i64 at = place_of_angles(rope, position, first);
         if (rope.cos_sin_dtype == FOLIO_F32) {
             load<f32>(at, fetched.angles);
         } else if (CacheType::IS_FP8 && params.bf16_queries) {
@@ -194,9 +196,10 @@ private:
         const FolioRows &source = row.is_query ? rope.q : row.is_value ? rope.append.v.source : rope.append.k.source;
         const i64 token = existing(row);
         Fetched fetched;
-        fetched.slot = row.is_query || token < row.token ? -1 : slot_index(rope.append, token);
         fetched.is_rotated = lane.is_rotated && !row.is_value;
-        fetched.position = fetched.is_rotated ? position_of(rope, token) : 0;
+        if (fetched.is_rotated) fetched.position.ask(rope, token);
+        fetched.has_slot = !row.is_query && token == row.token;
+        if (fetched.has_slot) fetched.slot.ask(rope.append, token);
         fetched.row = lane.pieces.fetched<f16>(row_of<f16>(source, token, row.head), true);
         return fetched;
     }
@@ -234,11 +237,12 @@ private:
             if (row.is_own) store_row<Source>(lane.pieces, row_of<f16>(rope.q_out, row.token, row.head), true);
             return;
         }
-        const bool is_kept = fetched.slot >= 0 && fetched.slot < rope.append.num_slots;
+        const i64 index = fetched.has_slot ? fetched.slot.value(rope.append) : -1;
+        const bool is_kept = index >= 0 && index < rope.append.num_slots;
         if (lane.index == 0 && !row.is_value) rows.is_kept[row.number] = is_kept;
         if (!is_kept) return;
         const FolioAppendTensor &tensor = row.is_value ? rope.append.v : rope.append.k;
-        const CacheSlot slot = place(rope.append, fetched.slot);
+        const CacheSlot slot = place(rope.append, index);
         Stored *const cached = CacheRows<CacheType>::row(tensor.cache, slot.page, slot.token, row.head);
         const RowPieces::Fetched<CacheType> out = as_cached(in, tensor, row, lane);
         store(out, lane, reinterpret_cast<Stored *>(rows.cached[row.is_value][row.at]));

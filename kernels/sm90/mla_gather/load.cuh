@@ -13,8 +13,9 @@ public:
 
     __device__ __forceinline__ bool any() const { return key < end; }
     __device__ __forceinline__ void next() {
+        if (!any()) return;  // behind the last item there are no counts to read
         key += KEYS;
-        if (key < end) return;
+        if (any()) return;
         items.next();
         find();
     }

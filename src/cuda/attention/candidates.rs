@@ -22,7 +22,7 @@ use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
 use crate::cuda::kernels::mla::{MlaVariant, RecordSource};
 use crate::error::Result;
 use crate::log::{Level, Logger};
-use crate::problem::{AttentionDesc, CacheForm, CacheFormat, Kind, Tiling};
+use crate::problem::{AttentionDesc, CacheForm, Kind, Tiling};
 
 /// The kernels of one problem, the preferred ones first.
 pub struct Candidates {
@@ -185,14 +185,7 @@ fn special(
         }
         (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),
         (Kind::Mla, Phase::Prefill) if desc.kv_format.is_scaled() => {
-            let gather = many(MlaVariant::Sm90Gather)?;
-            // Scales cost the other one more, which applies them to values (128 requests of 4k, 32 rows, on an H200: 189
-            // against 201 µs; without scales 179 against 168).
-            let few_rows = packed_rows(desc) <= Sm90MlaFew::MOST_ROWS;
-            Ok(match desc.kv_format == CacheFormat::DS_MLA && few_rows {
-                true => vec![few(RecordSource::Records)?, gather],
-                false => vec![gather],
-            })
+            Ok(vec![many(MlaVariant::Sm90Gather)?])
         }
         (Kind::Mla, Phase::Prefill) => {
             Ok(vec![many(MlaVariant::Sm90)?, many(MlaVariant::Sm90Gather)?])

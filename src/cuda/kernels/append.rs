@@ -49,6 +49,17 @@ pub static ROPE_APPEND: AppendRows = AppendRows {
     rows: LazyLock::new(|| rows("rope_append", ("ops/rope_append.cu", "folio_rope_append"))),
 };
 
+/// The same where some rows do not move in vectors. These kernels are in the images of [`ROPE_APPEND`].
+pub static ROPE_APPEND_LOOSE: AppendRows = AppendRows {
+    operator: "rope_append",
+    rows: LazyLock::new(|| {
+        rows(
+            "rope_append_loose",
+            ("ops/rope_append.cu", "folio_rope_append_loose"),
+        )
+    }),
+};
+
 impl AppendRows {
     /// All rows.
     pub fn rows(&'static self) -> &'static [AppendRow] {

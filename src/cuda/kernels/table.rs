@@ -1,6 +1,6 @@
 //! The rows of all operators: what a build compiles. Look-ups are the operators' own.
 
-use super::append::{APPEND, ROPE_APPEND};
+use super::append::{APPEND, ROPE_APPEND, ROPE_APPEND_LOOSE};
 use super::keyless::{
     APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, COMBINE_WIDE, COPY_ROWS,
     CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED, KV_COPY, KV_COPY_LIST,
@@ -51,6 +51,7 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(DRAFT_KV_INDICES.rows())
         .chain(APPEND.rows().iter().map(|row| &row.row))
         .chain(ROPE_APPEND.rows().iter().map(|row| &row.row))
+        .chain(ROPE_APPEND_LOOSE.rows().iter().map(|row| &row.row))
         .chain(merge::rows().iter().map(|row| &row.row))
         .chain(projection::rows().iter().map(|row| &row.row))
         .chain(projection::copy_rows().iter().map(|row| &row.row))

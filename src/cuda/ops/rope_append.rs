@@ -11,7 +11,7 @@ use super::rows::{VECTOR, moves_vectors};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, blocks_of};
-use crate::cuda::kernels::append::{AppendTypes, ROPE_APPEND};
+use crate::cuda::kernels::append::{AppendRows, AppendTypes, ROPE_APPEND, ROPE_APPEND_LOOSE};
 use crate::cuda::kernels::keyless::ROPE_APPEND_STORED;
 use crate::cuda::params::{Divisor, Rows, address, count, dtype_code};
 use crate::cuda::rope_append_params::RopeAppendParams;
@@ -39,10 +39,17 @@ const WARP: u32 = 32;
 /// Bytes that a thread has of a token.
 const BYTES_OF_LANE: u32 = 64;
 
+/// The kernels for a pair of types: where all rows move in vectors, and where some do not.
+#[derive(Debug)]
+struct OfTypes {
+    vectors: Kernel,
+    loose: Kernel,
+}
+
 /// The operator on one device.
 #[derive(Debug)]
 pub struct RopeAppend {
-    kernels: Kernels<AppendTypes, Kernel>,
+    kernels: Kernels<AppendTypes, OfTypes>,
     stored: KeylessKernel,
     sm_count: u32,
 }
@@ -80,11 +87,20 @@ impl RopeAppend {
         };
         let mut params = params(args)?;
         let current = self.kernels.enter(stream)?;
-        let kernel = self.kernels.get(&current, types, stream, |loader, cc| {
-            let found = ROPE_APPEND.candidates(types, cc);
-            let found = loader.find(found, || ROPE_APPEND.unsupported(types, cc));
-            found.map(Kernel::new)
+        let kernels = self.kernels.get(&current, types, stream, |loader, cc| {
+            let kernel = |rows: &'static AppendRows| {
+                let found = loader.find(rows.candidates(types, cc), || rows.unsupported(types, cc));
+                found.map(Kernel::new)
+            };
+            Ok(OfTypes {
+                vectors: kernel(&ROPE_APPEND)?,
+                loose: kernel(&ROPE_APPEND_LOOSE)?,
+            })
         })?;
+        let kernel = match params.vectors != 0 && params.append.vectors != 0 {
+            true => &kernels.vectors,
+            false => &kernels.loose,
+        };
         let units = units_of_token(&params, types.source);
         params.units_of_token = Divisor::new(units);
         let blocks = blocks_of(
