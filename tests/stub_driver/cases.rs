@@ -623,7 +623,11 @@ pub const CASES: &[Case<Setup>] = &[
         mla_few::gathers_where_tma_cannot,
     ),
     case("mla_few_bytes_by_record", BACKEND, mla_few::bytes_by_record),
-    case("mla_few_row_tiles", BACKEND, mla_few::row_tiles),
+    case(
+        "mla_few_splits_and_more_rows",
+        BACKEND,
+        mla_few::splits_and_more_rows,
+    ),
     case(
         "mla_few_the_portable_kernel_takes_the_rest",
         BACKEND,

@@ -230,31 +230,33 @@ pub fn bytes_by_record() {
     }
 }
 
-/// More rows than a tile become row tiles, which divide the multiprocessors; split rows are combined. Records without
-/// scales of their own have the kernel of 64 rows then.
-pub fn row_tiles() {
+/// Split rows are combined. More rows than a tile have the kernel of 64 rows.
+pub fn splits_and_more_rows() {
     let recorder = recorder();
-    let two_tokens = |kv_format| AttentionDesc {
-        max_qo_len: 2,
-        max_num_tokens: 8,
-        ..mla(kv_format, 64)
-    };
-    let plain = Handle::of(&context(), two_tokens(DType::F8E4M3.into())).unwrap();
-    assert_eq!(
-        plain.attention.kernel(),
-        "mla_sm90a_bf16_kve4m3_r512_q64_gather"
-    );
-    let mut handle = Handle::of(&context(), two_tokens(CacheFormat::DS_MLA)).unwrap();
+    let mut handle = Handle::of(&context(), mla(CacheFormat::DS_MLA, 64)).unwrap();
     plan(&mut handle, 64, 50_000);
     let width = width(CacheFormat::DS_MLA);
     let run = args(records(DType::U8, 64, width, 64 * width), None);
     let launched = launches(&recorder, &handle, &run);
     assert_eq!(launched.len(), 2);
-    // The stub has 132 multiprocessors: 66 items of 2 row tiles.
+    // The stub has 132 multiprocessors.
     assert_launch(&launched[0], "folio_sm90_mla_few_records", 132, 12);
     let params: MlaFewParams = launched[0].params();
-    assert_eq!((params.mla.row_tiles, params.kv_evict_first), (2, 1));
+    assert_eq!((params.mla.row_tiles, params.kv_evict_first), (1, 1));
     assert_eq!(launched[1].name(), "folio_combine_latent");
+    for (format, name) in [
+        (DType::F8E4M3.into(), "kve4m3_r512"),
+        (CacheFormat::DS_MLA, "kve4m3_ds_r512"),
+    ] {
+        let two_tokens = AttentionDesc {
+            max_qo_len: 2,
+            max_num_tokens: 8,
+            ..mla(format, 64)
+        };
+        let handle = Handle::of(&context(), two_tokens).unwrap();
+        let kernel = format!("mla_sm90a_bf16_{name}_q64_gather");
+        assert_eq!(handle.attention.kernel(), kernel);
+    }
 }
 
 /// Queries whose rows are not aligned to 16 bytes, outputs to 8; more rows than the kernel is for have another.

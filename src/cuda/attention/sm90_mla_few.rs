@@ -35,10 +35,6 @@ pub struct Sm90MlaFew {
 }
 
 impl Sm90MlaFew {
-    /// Rows (heads x tokens) of a request up to which tiles of 16 may serve it well: each further tile reads the keys again,
-    /// from L2.
-    pub const MOST_ROWS: u32 = 32;
-
     /// Loads the row for a problem.
     ///
     /// # Errors
@@ -54,10 +50,9 @@ impl Sm90MlaFew {
         let page_size = desc.kv.page_size();
         let page_fits = keys != RecordSource::Boxes || page_size.is_multiple_of(GROUP);
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
-        let rows = desc.num_qo_heads.saturating_mul(desc.max_qo_len);
         let lacks = Features::default()
             .and(Feature::PageSize, !page_fits)
-            .and(Feature::Lengths, is_long || rows > Self::MOST_ROWS);
+            .and(Feature::Lengths, is_long);
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }
