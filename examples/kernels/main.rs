@@ -57,9 +57,10 @@ fn report(nvrtc: &Nvrtc, project: &Path) -> Result<usize, Box<dyn Error>> {
     let results = workers::compile_all(&units, &sources, nvrtc, &cache, workers::jobs());
 
     println!(
-        "{nvrtc:?}: {} rows, {} compilations",
+        "{nvrtc:?}: {} rows, {} images of {} compilations",
         rows.len(),
-        units.len()
+        units.len(),
+        compile::runs(&units).count()
     );
     println!(
         "{:<44} {:>10} {:>5} {:>8} {:>8} {:>6} {:>6} {:>9} {:>9} {:>7}",

@@ -45,6 +45,11 @@ fn main() -> ExitCode {
             workers::one_job_is_one_process,
         ),
         case(
+            "ptx_comes_with_its_cubin",
+            (),
+            workers::ptx_comes_with_its_cubin,
+        ),
+        case(
             "failures_keep_their_place",
             (),
             workers::failures_keep_their_place,

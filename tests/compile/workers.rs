@@ -111,6 +111,37 @@ pub fn one_job_is_one_process() {
     assert!(!left.exists());
 }
 
+/// A cubin and the PTX that it is assembled from are of one run, and both are in the cache afterwards. PTX of other defines is of
+/// its own.
+pub fn ptx_comes_with_its_cubin() {
+    let folder = folder("ptx");
+    let (nvrtc, left) = stub(&folder);
+    let (sources, units) = units(&["// MEET 1"]);
+    let cubin = &units[0];
+    let ptx = Unit {
+        target: "compute_80".into(),
+        ..cubin.clone()
+    };
+    let other = Unit {
+        defines: vec!["A=2".into()],
+        ..ptx.clone()
+    };
+    let units = [cubin.clone(), ptx, other];
+    let cache = CubinCache::new(folder.join("cache"));
+    let results = compile_all(&units, &sources, &nvrtc, &cache, 1);
+    let [cubin, ptx, other] = &results[..] else {
+        panic!("{results:?}");
+    };
+    assert_eq!(text(ptx), format!("PTX {}", text(cubin)));
+    assert!(text(cubin).ends_with(", 5 options\0"), "{cubin:?}");
+    assert!(text(other).starts_with("PTX ") && text(other).ends_with(", 4 options\0"));
+
+    std::fs::remove_dir_all(&left).unwrap();
+    let again = compile_all(&units, &sources, &nvrtc, &cache, 1);
+    assert_eq!(again, results, "out of the cache, and no process compiled");
+    assert!(!left.exists());
+}
+
 /// What fails is told where it belongs, in the compiler's words, and disturbs no other unit.
 pub fn failures_keep_their_place() {
     let folder = folder("failures");

@@ -1,4 +1,4 @@
-//! What there is to compile before any device is there, and one compilation through the cache. (`workers.rs`
+//! What there is to compile before any device is there, and one run of the compiler through the cache. (`workers.rs`
 //! compiles many at a time.)
 
 use std::path::Path;
@@ -24,6 +24,11 @@ pub fn units<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Unit> {
         }
     }
     units
+}
+
+/// The units that one run of the compiler makes, in the order of all: a cubin, and the PTX that stands behind it.
+pub fn runs(units: &[Unit]) -> impl Iterator<Item = &[Unit]> {
+    units.chunk_by(|unit, next| next.is_ptx_of(unit))
 }
 
 /// Reads the files of `kernels/` and its folders.
@@ -71,27 +76,33 @@ pub fn compile(
     nvrtc: &Nvrtc,
     cache: Option<&CubinCache>,
 ) -> Result<Compiled> {
-    through_cache(unit, sources, nvrtc.version(), cache, |closure| {
-        nvrtc.compile(unit, closure)
-    })
+    let run = std::slice::from_ref(unit);
+    let compile = |closure: &Closure<'_>| nvrtc.compile(unit, &[], closure);
+    let mut results = through_cache(run, sources, nvrtc.version(), cache, compile)?;
+    Ok(results.remove(0))
 }
 
-/// The same by any compiler of a version, which is called where the cache lacks the result.
+/// The results of one run by any compiler of a version, which is called where the cache lacks one of them.
 pub fn through_cache(
-    unit: &Unit,
+    run: &[Unit],
     sources: &Sources,
     version: u32,
     cache: Option<&CubinCache>,
-    compile: impl FnOnce(&Closure<'_>) -> Result<Compiled>,
-) -> Result<Compiled> {
-    let closure = sources.closure(&unit.source)?;
-    let hash = unit.hash(&closure, version);
-    if let Some(compiled) = cache.and_then(|cache| cache.get(hash)) {
-        return Ok(compiled);
+    compile: impl FnOnce(&Closure<'_>) -> Result<Vec<Compiled>>,
+) -> Result<Vec<Compiled>> {
+    let closure = sources.closure(&run[0].source)?;
+    let hashes: Vec<u128> = (run.iter())
+        .map(|unit| unit.hash(&closure, version))
+        .collect();
+    let cached = cache.and_then(|cache| hashes.iter().map(|&hash| cache.get(hash)).collect());
+    if let Some(results) = cached {
+        return Ok(results);
     }
-    let compiled = compile(&closure)?;
+    let results = compile(&closure)?;
     if let Some(cache) = cache {
-        let _ = cache.put(hash, &compiled);
+        for (&hash, compiled) in hashes.iter().zip(&results) {
+            let _ = cache.put(hash, compiled);
+        }
     }
-    Ok(compiled)
+    Ok(results)
 }

@@ -175,8 +175,9 @@ impl Loader {
         check_version(self.context.driver(), nvrtc.version())?;
         let compile = |closure: &Closure<'_>| self.compile_now(row, unit, nvrtc, closure);
         let (sources, cache) = (self.bundle.sources(), self.cache.as_ref());
-        let compiled = compile::through_cache(unit, sources, nvrtc.version(), cache, compile)?;
-        compiled.image.unpack()
+        let run = std::slice::from_ref(unit);
+        let results = compile::through_cache(run, sources, nvrtc.version(), cache, compile)?;
+        results[0].image.unpack()
     }
 
     fn compile_now(
@@ -185,7 +186,7 @@ impl Loader {
         unit: &Unit,
         nvrtc: &Nvrtc,
         closure: &Closure<'_>,
-    ) -> Result<Compiled> {
+    ) -> Result<Vec<Compiled>> {
         self.logger.log(
             Level::Info,
             format_args!(
@@ -195,7 +196,7 @@ impl Loader {
                 unit.target
             ),
         );
-        nvrtc.compile(unit, closure)
+        nvrtc.compile(unit, &[], closure)
     }
 
     fn missing(&self, row: &Row, unit: &Unit, reason: &Error) -> Error {

@@ -44,14 +44,14 @@ pub struct Nvrtc {
     path: PathBuf,
 }
 
-/// The result of one compilation.
+/// The result of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiled {
     /// What the driver loads: a cubin, or for a virtual target PTX text with the zero that ends it.
     pub image: Packed,
-    /// What compiler and assembler had to say: registers, spills, warnings.
+    /// What compiler and assembler had to say: registers, spills, warnings. Nothing of PTX that came with a cubin.
     pub log: String,
-    /// How long it took.
+    /// How long it took; of PTX that came with a cubin, how long it took beside that.
     pub millis: u32,
 }
 
@@ -117,21 +117,26 @@ impl Nvrtc {
         &self.path
     }
 
-    /// Compiles one unit. May be called from several threads, which take turns in it.
+    /// Compiles one unit, and answers the PTX of `more` from the same run. May be called from several threads, which take
+    /// turns in it.
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's own words.
-    pub fn compile(&self, unit: &Unit, closure: &Closure<'_>) -> Result<Compiled> {
+    pub fn compile(
+        &self,
+        unit: &Unit,
+        more: &[Unit],
+        closure: &Closure<'_>,
+    ) -> Result<Vec<Compiled>> {
+        debug_assert!(more.iter().all(|ptx| ptx.is_ptx_of(unit)));
         let start = Instant::now();
         let program = Program::new(&self.functions, closure)?;
         let compiled = program.compile(&unit.options());
         let log = program.log();
         compiled.map_err(|reason| Error::Compile(format!("{}: {reason}\n{log}", unit.key())))?;
-        Ok(Compiled {
-            image: Packed::pack(&program.image(unit.is_ptx())?),
-            log,
-            millis: start.elapsed().as_millis() as u32,
-        })
+        let first = program.compiled(unit, log, start)?;
+        let more = (more.iter()).map(|ptx| program.compiled(ptx, String::new(), Instant::now()));
+        std::iter::once(Ok(first)).chain(more).collect()
     }
 }
 
@@ -343,6 +348,15 @@ impl<'a> Program<'a> {
         let bytes = self.read(self.functions.log_size, self.functions.log);
         let text = String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
         text.trim_matches(['\0', '\n']).to_owned()
+    }
+
+    /// What was compiled, as a unit wants it.
+    fn compiled(&self, unit: &Unit, log: String, start: Instant) -> Result<Compiled> {
+        Ok(Compiled {
+            image: Packed::pack(&self.image(unit.is_ptx())?),
+            log,
+            millis: start.elapsed().as_millis() as u32,
+        })
     }
 
     fn image(&self, ptx: bool) -> Result<Vec<u8>> {

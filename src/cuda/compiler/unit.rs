@@ -104,6 +104,16 @@ impl Unit {
         self.target.starts_with("compute_")
     }
 
+    /// Whether this is the PTX that the cubin of another unit is assembled from, so that one run of the compiler makes both.
+    pub fn is_ptx_of(&self, cubin: &Unit) -> bool {
+        let same_code = (&self.source, &self.defines) == (&cubin.source, &cubin.defines);
+        let versions = (
+            self.target.strip_prefix("compute_"),
+            cubin.target.strip_prefix("sm_"),
+        );
+        same_code && matches!(versions, (Some(of_ptx), Some(of_cubin)) if of_ptx == of_cubin)
+    }
+
     /// A name that tells units of the same sources apart.
     pub fn key(&self) -> String {
         format!("{} {} {}", self.target, self.source, self.defines.join(" "))
@@ -182,6 +192,21 @@ mod tests {
             message.contains("missing.cuh") && message.contains("broken.cu"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn ptx_belongs_to_the_cubin_of_its_code_and_version() {
+        let ptx = unit("a.cu", "D=64", "compute_80");
+        assert!(ptx.is_ptx_of(&unit("a.cu", "D=64", "sm_80")));
+        for other in [
+            unit("a.cu", "D=64", "sm_90a"),
+            unit("a.cu", "D=128", "sm_80"),
+            unit("b.cu", "D=64", "sm_80"),
+            ptx.clone(),
+        ] {
+            assert!(!ptx.is_ptx_of(&other), "{other:?}");
+            assert!(!other.is_ptx_of(&ptx), "{other:?}");
+        }
     }
 
     #[test]

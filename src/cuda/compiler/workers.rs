@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::compile::through_cache;
+use super::compile::{runs, through_cache};
 use super::cubin_cache::{CubinCache, decode, encode};
 use super::nvrtc::{Compiled, Nvrtc};
 use super::unit::{Closure, Sources, Unit};
@@ -40,18 +40,20 @@ pub fn compile_all(
         std::env::var_os(VARIABLE).is_none(),
         "this program compiles kernels and does not begin with serve_if_worker"
     );
+    let runs: Vec<&[Unit]> = runs(units).collect();
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Result<Compiled>>>> = Mutex::new(vec![None; units.len()]);
+    let results: Mutex<Vec<Vec<Result<Compiled>>>> = Mutex::new(vec![Vec::new(); runs.len()]);
     std::thread::scope(|scope| {
-        for _ in 0..processes.clamp(1, units.len().max(1)) {
+        for _ in 0..processes.clamp(1, runs.len().max(1)) {
             scope.spawn(|| {
                 let mut slot = Slot::new(nvrtc.path());
-                while let Some((index, unit)) = take(&next, units) {
-                    let result =
-                        through_cache(unit, sources, nvrtc.version(), Some(cache), |closure| {
-                            slot.compile(unit, closure)
+                while let Some((index, run)) = take(&next, &runs) {
+                    let compiled =
+                        through_cache(run, sources, nvrtc.version(), Some(cache), |closure| {
+                            slot.compile(run, closure)
                         });
-                    results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+                    results.lock().unwrap_or_else(PoisonError::into_inner)[index] =
+                        of_each(run, compiled);
                 }
             });
         }
@@ -60,9 +62,17 @@ pub fn compile_all(
     results.into_iter().flatten().collect()
 }
 
-fn take<'a>(next: &AtomicUsize, units: &'a [Unit]) -> Option<(usize, &'a Unit)> {
+fn take<'a>(next: &AtomicUsize, runs: &[&'a [Unit]]) -> Option<(usize, &'a [Unit])> {
     let index = next.fetch_add(1, Ordering::Relaxed);
-    Some((index, units.get(index)?))
+    Some((index, runs.get(index)?))
+}
+
+/// The result of each unit of a run, all of which fail together.
+fn of_each(run: &[Unit], compiled: Result<Vec<Compiled>>) -> Vec<Result<Compiled>> {
+    match compiled {
+        Ok(results) => results.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error); run.len()],
+    }
 }
 
 /// In a process that was started as a worker: serves, and ends the process. In any other: returns.
@@ -91,10 +101,11 @@ fn serve(nvrtc: &Path, requests: &mut impl Read, replies: &mut impl Write) -> io
     Ok(())
 }
 
-fn compile(nvrtc: &Nvrtc, request: &[u8]) -> Result<Compiled> {
-    let fields = decode_fields(request).ok_or_else(damaged)?;
-    let (unit, closure) = decode_request(&fields).ok_or_else(damaged)?;
-    nvrtc.compile(&unit, &closure)
+fn compile(nvrtc: &Nvrtc, request: &[u8]) -> Result<Vec<Compiled>> {
+    let fields = fields(request).ok_or_else(damaged)?;
+    let (run, closure) = decode_request(&fields).ok_or_else(damaged)?;
+    let (unit, more) = run.split_first().ok_or_else(damaged)?;
+    nvrtc.compile(unit, more, &closure)
 }
 
 /// Room for one worker process, which starts with the first request.
@@ -111,8 +122,8 @@ impl Slot<'_> {
         }
     }
 
-    /// A worker that dies takes one compilation along; the next request starts another.
-    fn compile(&mut self, unit: &Unit, closure: &Closure<'_>) -> Result<Compiled> {
+    /// A worker that dies takes one run along; the next request starts another.
+    fn compile(&mut self, run: &[Unit], closure: &Closure<'_>) -> Result<Vec<Compiled>> {
         let started = match self.worker.take() {
             Some(worker) => Ok(worker),
             None => Worker::start(self.nvrtc),
@@ -122,16 +133,14 @@ impl Slot<'_> {
                 "no process to compile in could be started: {error}"
             ))
         })?;
-        let reply = worker
-            .ask(&encode_request(unit, closure))
-            .map_err(|error| {
-                Error::Compile(format!(
-                    "{}: the process that compiled it ended: {error}",
-                    unit.key()
-                ))
-            })?;
+        let reply = worker.ask(&encode_request(run, closure)).map_err(|error| {
+            Error::Compile(format!(
+                "{}: the process that compiled it ended: {error}",
+                run[0].key()
+            ))
+        })?;
         self.worker = Some(worker);
-        decode_reply(&reply)
+        decode_reply(&reply, run.len())
     }
 }
 
@@ -191,25 +200,27 @@ fn read_frame(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Target, source, its text, the defines as lines; then names and texts of the headers.
-fn encode_request(unit: &Unit, closure: &Closure<'_>) -> Vec<u8> {
-    let defines = unit.defines.join("\n");
-    let fixed = [&unit.target, closure.source.0, closure.source.1, &defines];
+/// The targets as lines, source, its text, the defines as lines; then names and texts of the headers.
+fn encode_request(run: &[Unit], closure: &Closure<'_>) -> Vec<u8> {
+    let targets: Vec<&str> = run.iter().map(|unit| unit.target.as_str()).collect();
+    let (targets, defines) = (targets.join("\n"), run[0].defines.join("\n"));
+    let fixed = [&targets, closure.source.0, closure.source.1, &defines];
     let headers = closure
         .headers
         .iter()
         .flat_map(|(name, text)| [*name, *text]);
     let mut bytes = Vec::new();
     for field in fixed.into_iter().chain(headers) {
-        bytes.extend((field.len() as u32).to_le_bytes());
-        bytes.extend(field.as_bytes());
+        put_field(&mut bytes, field.as_bytes());
     }
     bytes
 }
 
-fn decode_request<'a>(fields: &[&'a str]) -> Option<(Unit, Closure<'a>)> {
-    let (&[target, name, text, defines], headers) = fields.split_first_chunk()?;
-    let unit = Unit {
+fn decode_request<'a>(fields: &[&'a [u8]]) -> Option<(Vec<Unit>, Closure<'a>)> {
+    let fields = fields.iter().map(|field| std::str::from_utf8(field));
+    let fields: Vec<&str> = fields.collect::<std::result::Result<_, _>>().ok()?;
+    let (&[targets, name, text, defines], headers) = fields.split_first_chunk()?;
+    let unit = |target: &str| Unit {
         source: name.into(),
         defines: defines.lines().map(str::to_owned).collect(),
         target: target.into(),
@@ -219,15 +230,21 @@ fn decode_request<'a>(fields: &[&'a str]) -> Option<(Unit, Closure<'a>)> {
         source: (name, text),
         headers: headers.collect(),
     };
-    Some((unit, closure))
+    Some((targets.lines().map(unit).collect(), closure))
 }
 
-fn decode_fields(mut bytes: &[u8]) -> Option<Vec<&str>> {
+fn put_field(to: &mut Vec<u8>, field: &[u8]) {
+    to.extend((field.len() as u32).to_le_bytes());
+    to.extend(field);
+}
+
+/// What [`put_field`] put one after another.
+fn fields(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut fields = Vec::new();
     while !bytes.is_empty() {
         let (len, rest) = bytes.split_first_chunk::<4>()?;
         let (field, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        fields.push(std::str::from_utf8(field).ok()?);
+        fields.push(field);
         bytes = rest;
     }
     Some(fields)
@@ -236,21 +253,32 @@ fn decode_fields(mut bytes: &[u8]) -> Option<Vec<&str>> {
 const COMPILED: u8 = 0;
 const REFUSED: u8 = 1;
 
-/// A result as the cache stores it, or the compiler's words.
-fn encode_reply(result: Result<Compiled>) -> Vec<u8> {
-    let (status, body) = match result {
-        Ok(compiled) => (COMPILED, encode(&compiled)),
-        Err(error) => (REFUSED, error.to_string().into_bytes()),
+/// The results of a run as the cache stores them, or the compiler's words.
+fn encode_reply(results: Result<Vec<Compiled>>) -> Vec<u8> {
+    let results = match results {
+        Ok(results) => results,
+        Err(error) => return [&[REFUSED][..], error.to_string().as_bytes()].concat(),
     };
-    [&[status][..], &body].concat()
+    let mut reply = vec![COMPILED];
+    for compiled in &results {
+        put_field(&mut reply, &encode(compiled));
+    }
+    reply
 }
 
-fn decode_reply(reply: &[u8]) -> Result<Compiled> {
+/// So many results.
+fn decode_reply(reply: &[u8], count: usize) -> Result<Vec<Compiled>> {
     match reply.split_first() {
-        Some((&COMPILED, body)) => decode(body).ok_or_else(damaged),
+        Some((&COMPILED, body)) => decode_results(body)
+            .filter(|results| results.len() == count)
+            .ok_or_else(damaged),
         Some((_, body)) => Err(Error::Compile(String::from_utf8_lossy(body).into_owned())),
         None => Err(damaged()),
     }
+}
+
+fn decode_results(body: &[u8]) -> Option<Vec<Compiled>> {
+    fields(body)?.into_iter().map(decode).collect()
 }
 
 fn damaged() -> Error {
@@ -264,25 +292,32 @@ mod tests {
 
     #[test]
     fn requests_survive_the_pipe() {
-        let unit = |defines: &[&str]| Unit {
+        let unit = |target: &str, defines: &[&str]| Unit {
             source: "a.cu".into(),
             defines: defines.iter().map(|&define| define.to_owned()).collect(),
-            target: "sm_80".into(),
+            target: target.into(),
         };
         let sources = Sources::new([
             ("a.cu".to_owned(), "#include \"b.h\"\nint a;".to_owned()),
             ("b.h".to_owned(), String::new()),
         ]);
         let closure = sources.closure("a.cu").unwrap();
-        for unit in [unit(&[]), unit(&["X"]), unit(&["X=1", "Y"])] {
+        for run in [
+            vec![unit("sm_80", &[])],
+            vec![unit("sm_90a", &["X"])],
+            vec![
+                unit("sm_80", &["X=1", "Y"]),
+                unit("compute_80", &["X=1", "Y"]),
+            ],
+        ] {
             let mut pipe = Vec::new();
-            write_frame(&mut pipe, &encode_request(&unit, &closure)).unwrap();
+            write_frame(&mut pipe, &encode_request(&run, &closure)).unwrap();
             let mut pipe = pipe.as_slice();
             let request = read_frame(&mut pipe).unwrap().unwrap();
             assert!(read_frame(&mut pipe).unwrap().is_none());
-            let fields = decode_fields(&request).unwrap();
+            let fields = fields(&request).unwrap();
             let (found, found_closure) = decode_request(&fields).unwrap();
-            assert_eq!(found, unit);
+            assert_eq!(found, run);
             assert_eq!(found_closure.source, closure.source);
             assert_eq!(found_closure.headers, closure.headers);
         }
@@ -295,12 +330,19 @@ mod tests {
             log: "ptxas info".into(),
             millis: 7,
         };
-        let reply = encode_reply(Ok(compiled.clone()));
-        assert_eq!(decode_reply(&reply), Ok(compiled));
-        for len in 0..reply.len() {
-            assert!(decode_reply(&reply[..len]).is_err(), "{len}");
+        let ptx = Compiled {
+            log: String::new(),
+            ..compiled.clone()
+        };
+        for results in [vec![compiled.clone()], vec![compiled, ptx]] {
+            let reply = encode_reply(Ok(results.clone()));
+            for len in 0..reply.len() {
+                assert!(decode_reply(&reply[..len], results.len()).is_err(), "{len}");
+            }
+            assert_eq!(decode_reply(&reply, results.len()), Ok(results));
         }
         let error = Error::Compile("a.cu: no".into());
-        assert_eq!(decode_reply(&encode_reply(Err(error.clone()))), Err(error));
+        let reply = encode_reply(Err(error.clone()));
+        assert_eq!(decode_reply(&reply, 1), Err(error));
     }
 }
