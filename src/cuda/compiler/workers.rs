@@ -151,10 +151,20 @@ struct Worker {
     process: Child,
 }
 
+/// How glibc gives a worker memory: in large pages, and kept. A compilation asks for tens of MB in small pieces, and takes 0.94 to
+/// 0.97 of the processor time with it. Other C libraries do not know the variables.
+const MEMORY: [(&str, &str); 4] = [
+    ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+    ("MALLOC_TOP_PAD_", "268435456"),
+    ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
+    ("MALLOC_MMAP_THRESHOLD_", "1073741824"),
+];
+
 impl Worker {
     fn start(nvrtc: &Path) -> io::Result<Worker> {
         let mut process = Command::new(std::env::current_exe()?)
             .env(VARIABLE, OsString::from(nvrtc))
+            .envs(MEMORY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
