@@ -22,7 +22,8 @@ constexpr int QUERY_OFFSET = MERGE_OFFSET + static_cast<int>(sizeof(MergeState))
 static_assert(QUERY_OFFSET + QUERY_BYTES == FOLIO_SHARED_BYTES, "the row's shared memory");
 static_assert(FOLIO_SHARED_BYTES <= BLOCK_BYTES, "two CTAs have room on a multiprocessor");
 
-// Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output.
+// Writes zeros over the values of keys that no row sees: 0 x NaN would reach the output. Elements of blocks are numbers, and their
+// scales are zeros there.
 __device__ __forceinline__ void clear_values(u32 stage, u32 boxes_log2, i32 token, const KeySpan &span, u32 lane) {
     const StageStrides<Shape, VTile> strides(boxes_log2);
     const u32 zeros[4] = {0, 0, 0, 0};
@@ -55,6 +56,7 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
     const u32 barriers = shared_address(shared) + BARRIER_OFFSET + place.key_group * Shape::STAGES * 8;
     Loader loader(k_map, v_map, params, ring, beside, barriers, place, lane);
     const TileAddress at(params.boxes_log2, lane);
+    const E2m1Shifts shifts;
     int stage = 0;
     u32 parity = 0;
 
@@ -93,11 +95,13 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             const u32 tile = ring + stage * Shape::STAGE_BYTES;
             tokens.add_to_tile(params, item, tile, place, token, lane);
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
-            if (!Loader::ZERO_FILLS_ROWS && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
+            if (!Loader::ZERO_FILLS_ROWS && !BLOCK_SCALES && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
             SeenKeys seen;
             if (edge) seen.gather(own.seen(params.attention, part, some, token), lane);
-            const TokenFactors factors(beside + stage * Shape::STAGE_BYTES_BESIDE, lane);
-            state.add_tile(q, logits, rows, seen, factors, tile, at, token, edge, lane);
+            const u32 scales = beside + stage * Shape::STAGE_BYTES_BESIDE;
+            const TokenFactors factors(scales, lane);
+            const BlockFactors blocks(scales, lane, shifts);
+            state.add_tile(q, logits, rows, seen, factors, blocks, tile, at, token, edge, lane);
             place.sync_group<Shape>();
             loader.issue(i + Shape::STAGES, stage);
             if (++stage == Shape::STAGES) {

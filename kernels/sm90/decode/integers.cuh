@@ -19,7 +19,8 @@ struct i4 {
 };
 
 // Rows of pairs.
-struct PairRows : CacheRows<i4> {
+template <class Element>
+struct PairRows : CacheRows<Element> {
     static constexpr __device__ __forceinline__ u32 row_bytes(u32 dim) { return dim / 2; }
 };
 
@@ -29,7 +30,7 @@ struct RowsOf {
 };
 template <>
 struct RowsOf<i4> {
-    typedef PairRows Type;
+    typedef PairRows<i4> Type;
 };
 
 __device__ __forceinline__ u32 add_f16x2(u32 a, u32 b) {

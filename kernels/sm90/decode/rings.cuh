@@ -11,8 +11,10 @@ static_assert(ROWS % WARP_ROWS == 0 && WARPS % ROW_GROUPS == 0);
 // Queries that registers have no room for beside the outputs live in shared memory.
 constexpr bool SHARED_QUERIES = HEAD_DIM_QK > 192 || WARP_ROWS > 16;
 constexpr int QUERY_BYTES = SHARED_QUERIES ? QUERY_PARTS * HEADS * ROWS * HEAD_DIM_QK * 2 : 0;
-// Two scales for each token and head.
-constexpr int BYTES_BESIDE = TOKEN_SCALES ? 8 : 0;
+// Scales of a token and head: of the key, of the value.
+constexpr int KEY_SCALE_BYTES = TOKEN_SCALES ? 4 : BLOCK_SCALES ? HEAD_DIM_QK / SCALE_BLOCK : 0;
+constexpr int VALUE_SCALE_BYTES = TOKEN_SCALES ? 4 : BLOCK_SCALES ? HEAD_DIM_VO / SCALE_BLOCK : 0;
+constexpr int BYTES_BESIDE = KEY_SCALE_BYTES + VALUE_SCALE_BYTES;
 // 96 KiB of rings in flight hide the latency of DRAM. 128 bytes are for barriers where the rings do not end before.
 constexpr int SUMS_BYTES = WARPS * HEADS * WARP_ROWS * 8;
 constexpr int MOST_RING_BYTES = 96 * 1024, FREE_BYTES = BLOCK_BYTES - 128 - SUMS_BYTES - QUERY_BYTES;

@@ -5,6 +5,7 @@
 // part of an instruction is padding.
 #pragma once
 
+#include "sm90/decode/block_scales.cuh"
 #include "sm90/decode/mask.cuh"
 #include "sm90/decode/new_tokens.cuh"
 #include "sm90/decode/stored_query.cuh"
@@ -131,15 +132,16 @@ struct WarpState {
 
     // `edge` says that some row may not see all of the tile that starts at `token`; `seen` holds nothing otherwise.
     __device__ __forceinline__ void add_tile(const QueryRows &q, const LaneLogits &logits, const LaneRows &rows,
-                                             const SeenKeys &seen, const TokenFactors &factors, u32 stage,
-                                             const TileAddress &at, int token, bool edge, u32 lane) {
+                                             const SeenKeys &seen, const TokenFactors &factors,
+                                             const BlockFactors &blocks, u32 stage, const TileAddress &at, int token,
+                                             bool edge, u32 lane) {
         float s[COLUMN_TILES][TILE_TOKENS / 16][4];
-        scores(s, q, logits, stage, at);
+        scores(s, q, logits, blocks, stage, at);
         factors.scale(s);
         finish_scores(s, logits, rows, seen, token, edge, lane);
         NarrowFragment p[COLUMN_TILES][TILE_TOKENS / 16];
         probabilities(p, s, factors);
-        add_values(p, stage, at);
+        add_values(p, blocks, stage, at);
     }
 
 private:
@@ -148,7 +150,8 @@ private:
     }
 
     static __device__ __forceinline__ void scores(float (&s)[COLUMN_TILES][TILE_TOKENS / 16][4], const QueryRows &q,
-                                                  const LaneLogits &logits, u32 stage, const TileAddress &at) {
+                                                  const LaneLogits &logits, const BlockFactors &blocks, u32 stage,
+                                                  const TileAddress &at) {
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
@@ -159,12 +162,16 @@ private:
         }
 #pragma unroll
         for (int h = 0; h < HEADS; ++h) {
+            BlockFactors::Keys of_blocks[TILE_TOKENS / 16];
+#pragma unroll
+            for (int t = 0; t < TILE_TOKENS / 16; ++t) of_blocks[t] = blocks.keys(h, t);
 #pragma unroll
             for (int pair = 0; pair < KTile::ROW_CHUNKS / 2; ++pair) {
 #pragma unroll
                 for (int t = 0; t < TILE_TOKENS / 16; ++t) {
                     WideFragment a[Op::STEPS_PER_PAIR];
-                    Op::load_keys(a, KTile::chunk_pair(stage + at.k + h * at.k_head + t * at.k_block, pair));
+                    Op::load_keys(a, KTile::chunk_pair(stage + at.k + h * at.k_head + t * at.k_block, pair),
+                                  blocks.of_pair(of_blocks[t], pair));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
                         const int c = h * ROW_TILES + r;
@@ -269,16 +276,18 @@ private:
         }
     }
 
-    __device__ __forceinline__ void add_values(const NarrowFragment (&p)[COLUMN_TILES][TILE_TOKENS / 16], u32 stage,
-                                               const TileAddress &at) {
+    __device__ __forceinline__ void add_values(const NarrowFragment (&p)[COLUMN_TILES][TILE_TOKENS / 16],
+                                               const BlockFactors &blocks, u32 stage, const TileAddress &at) {
 #pragma unroll
         for (int h = 0; h < HEADS; ++h) {
 #pragma unroll
             for (int t = 0; t < TILE_TOKENS / 16; ++t) {
+                const BlockFactors::Values of_blocks = blocks.values(h, t);
 #pragma unroll
                 for (int pair = 0; pair < VTile::ROW_CHUNKS / 2; ++pair) {
                     WideFragment a[Op::STEPS_PER_PAIR];
-                    Op::load_values(a, VTile::chunk_pair(stage + at.v + h * at.v_head + t * at.v_block, pair));
+                    Op::load_values(a, VTile::chunk_pair(stage + at.v + h * at.v_head + t * at.v_block, pair),
+                                    blocks.of_pair(of_blocks, pair));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; ++r) {
                         const int c = h * ROW_TILES + r;

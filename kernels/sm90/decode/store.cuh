@@ -57,7 +57,7 @@ struct alignas(16) RowTarget {
                 p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = lse_in_base(log_sum_exp(state), p.flags);
             }
         }
-        factor = state.sum == 0.0f ? 0.0f : factor / state.sum;
+        factor = state.sum == 0.0f ? 0.0f : factor * VALUE_UNITS / state.sum;
     }
 
     // Columns column .. column + 3.

@@ -56,8 +56,9 @@ private:
     // Neighbours that a lane gets of a chunk, and its part of a row.
     static constexpr int NEIGHBOURS = 32 / Op::BITS, OF_LANE = HEAD_DIM_QK / 4;
     // The row's largest element is brought to [1, 2), or, where there is a second number for the rest of the first, to
-    // [2^13, 2^14): the rest of small elements is not denormal then.
-    static constexpr u32 LIFT = QUERY_PARTS == 2 ? 13 : 0;
+    // [2^13, 2^14): the rest of small elements is not denormal then. Where keys are multiplied in a smaller unit, it is brought to
+    // the inverse of that.
+    static constexpr u32 LIFT = QUERY_PARTS == 2 ? 13 : UNIT_LOG2;
 
     // Calls `there` with every fourth index of the lane's part and its column, `beyond` with those past the row's end.
     template <class There, class Beyond>
@@ -92,7 +93,7 @@ private:
         largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
         // Exponents are kept where both 2^e and 2^-e are normal; a row of zeros stays zeros.
         const u32 exponent = min(max(__float_as_uint(largest) >> 23, 1 + LIFT), 253u) - LIFT;
-        unit = __uint_as_float(exponent << 23);
+        unit = __uint_as_float((exponent + UNIT_LOG2) << 23);
         const float inverse = __uint_as_float((254 - exponent) << 23);
 #pragma unroll
         for (int n = 0; n < OF_LANE; ++n) x[n] *= inverse;

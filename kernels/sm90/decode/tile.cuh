@@ -2,7 +2,7 @@
 // them into mma.sync operands. No global memory here.
 #pragma once
 
-#include "sm90/decode/integers.cuh"
+#include "sm90/decode/block_elements.cuh"
 #include "sm90/fp8_pairs.cuh"
 
 namespace folio::decode {
@@ -55,6 +55,8 @@ template <class T>
 constexpr int ELEMENT_BITS = 8 * sizeof(typename T::Storage);
 template <>
 constexpr int ELEMENT_BITS<i4> = 4;
+template <>
+constexpr int ELEMENT_BITS<e2m1> = 4;
 
 // Four elements of a byte as two fp16 pairs: exact, every value of theirs is one of fp16.
 template <class T>
@@ -64,6 +66,23 @@ __device__ __forceinline__ void widen(u32 bytes, u32 &low_pair, u32 &high_pair) 
 template <>
 __device__ __forceinline__ void widen<i8>(u32 bytes, u32 &low_pair, u32 &high_pair) {
     widen_bytes(bytes, low_pair, high_pair);
+}
+
+// What the four words of elements that ldmatrix hands out are multiplied by, where the elements are such.
+template <class T>
+struct WordFactors {};
+template <>
+struct WordFactors<e2m1> {
+    u32 of_word[4];
+    E2m1Shifts shifts;
+};
+
+// Word `i` of them: eight nibbles as four pairs, elements n and n + 4.
+__device__ __forceinline__ void widen_word(u32 word, const WordFactors<i4> &, int, u32 (&pairs)[4]) {
+    widen_nibbles(word, pairs);
+}
+__device__ __forceinline__ void widen_word(u32 word, const WordFactors<e2m1> &factors, int i, u32 (&pairs)[4]) {
+    widen_e2m1(word, factors.of_word[i], factors.shifts, pairs);
 }
 
 // How the bytes of T (the cache) become 16-row operands. k^T q has tokens as rows and query rows as columns,
@@ -90,15 +109,16 @@ struct Operands {
     static __device__ __forceinline__ u32 value_row(u32 lane) { return (lane & 7) + (lane >> 4) * 8; }
     static __device__ __forceinline__ u32 value_chunk(u32 lane) { return lane >> 3 & 1; }
 
-    // Keys of 16 tokens: k16 step `step` of the chunk pair at `address`.
-    static __device__ __forceinline__ void load_keys(WideFragment (&a)[STEPS_PER_PAIR], u32 address) {
+    // Keys of 16 tokens: k16 step `step` of the chunk pair at `address`. Word i is of chunk i / 2 and tokens from 8 (i % 2) on.
+    static __device__ __forceinline__ void load_keys(WideFragment (&a)[STEPS_PER_PAIR], u32 address,
+                                                     const WordFactors<T> &factors = {}) {
         u32 x[4];
         ldmatrix_x4(x, address);
         if constexpr (BITS == 4) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 u32 pairs[4];
-                widen_nibbles(x[i], pairs);
+                widen_word(x[i], factors, i, pairs);
                 WideFragment *of_chunk = a + i / 2 * 2;
                 of_chunk[0].r[i % 2] = pairs[0], of_chunk[0].r[2 + i % 2] = pairs[1];
                 of_chunk[1].r[i % 2] = pairs[2], of_chunk[1].r[2 + i % 2] = pairs[3];
@@ -113,15 +133,17 @@ struct Operands {
         }
     }
 
-    // Values of 16 tokens, transposed: blocks of 16 dimensions of the chunk pair at `address`.
-    static __device__ __forceinline__ void load_values(WideFragment (&a)[STEPS_PER_PAIR], u32 address) {
+    // Values of 16 tokens, transposed: blocks of 16 dimensions of the chunk pair at `address`. Word i is of chunk i % 2 and tokens
+    // from 8 (i / 2) on.
+    static __device__ __forceinline__ void load_values(WideFragment (&a)[STEPS_PER_PAIR], u32 address,
+                                                       const WordFactors<T> &factors = {}) {
         u32 x[4];
         ldmatrix_x4_trans(x, address);
         if constexpr (BITS == 4) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 u32 pairs[4];
-                widen_nibbles(x[i], pairs);
+                widen_word(x[i], factors, i, pairs);
                 // Chunk i % 2, tokens from 8 (i / 2) on.
                 WideFragment *of_chunk = a + i % 2 * 2;
                 const int first = i / 2 * 2;

@@ -433,7 +433,8 @@ fn scales(form: CacheForm) -> Option<CacheScales> {
         CacheForm::TokenHeadScales => Some(CacheScales::Tokens),
         CacheForm::ChannelScales => Some(CacheScales::Channels),
         CacheForm::ChannelZeroPoints => Some(CacheScales::ZeroPoints),
-        CacheForm::Nvfp4 | CacheForm::PackedKeys => None,
+        CacheForm::Nvfp4 => Some(CacheScales::Blocks),
+        CacheForm::PackedKeys => None,
     }
 }
 

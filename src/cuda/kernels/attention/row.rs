@@ -112,6 +112,8 @@ pub enum CacheScales {
     Channels,
     /// The same, with a zero point each.
     ZeroPoints,
+    /// Sixteen elements of a token and head.
+    Blocks,
 }
 
 impl CacheScales {
@@ -122,6 +124,7 @@ impl CacheScales {
             CacheScales::Tokens => 1,
             CacheScales::Channels => 2,
             CacheScales::ZeroPoints => 3,
+            CacheScales::Blocks => 4,
         }
     }
 
@@ -132,6 +135,7 @@ impl CacheScales {
             CacheScales::Tokens => "token_scales_",
             CacheScales::Channels => "channel_scales_",
             CacheScales::ZeroPoints => "zero_points_",
+            CacheScales::Blocks => "block_scales_",
         }
     }
 }

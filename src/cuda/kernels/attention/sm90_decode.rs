@@ -45,6 +45,8 @@ pub(super) const FAMILIES: &[Family] = &[
     by_tma(PAIRS_WITH_ZERO_POINTS),
     WIDE_PAIRS_WITH_ZERO_POINTS,
     by_tma(ROWS_WITH_ZERO_POINTS),
+    by_tma(PAIRS_BY_BLOCK),
+    by_tma(ROWS_BY_BLOCK),
     PAIRS_BY_TOKEN,
     ROWS_BY_TOKEN,
     PAIRS_BY_CHANNEL,
@@ -52,6 +54,8 @@ pub(super) const FAMILIES: &[Family] = &[
     PAIRS_WITH_ZERO_POINTS,
     NARROW_PAIRS_WITH_ZERO_POINTS,
     ROWS_WITH_ZERO_POINTS,
+    PAIRS_BY_BLOCK,
+    ROWS_BY_BLOCK,
     with_new_tokens(PAIRS_HALF, &[PAIRS_OF_64]),
     with_new_tokens(PAIRS_FP8, &[PAIRS_OF_64, PAIRS_OF_128]),
     with_new_tokens(SINGLE_HALF, &[ROWS_OF_128, ROWS_OF_256]),
@@ -251,8 +255,28 @@ const ROWS_WITH_ZERO_POINTS: Family = Family {
     ..ROWS_BY_CHANNEL
 };
 
+/// Elements take many instructions each, whose chains six warps hide better than four.
+const PAIRS_BY_BLOCK: Family = Family {
+    variant: gathered_stored(2, CacheScales::Blocks),
+    types: &[cached(DType::F16, DType::F4E2M1x2)],
+    shapes: &[shape((64, 64), 8, 16, 6), shape((128, 128), 8, 16, 6)],
+    shared_bytes: block_bytes::<2>,
+    ..PAIRS_BY_TOKEN
+};
+
+const ROWS_BY_BLOCK: Family = Family {
+    variant: gathered_stored(1, CacheScales::Blocks),
+    types: PAIRS_BY_BLOCK.types,
+    shapes: &[shape((128, 128), 16, 16, 6)],
+    shared_bytes: block_bytes::<1>,
+    ..PAIRS_BY_BLOCK
+};
+
 /// The scales of a key and of a value.
 const BYTES_OF_TOKEN: u32 = 8;
+
+/// Elements that share a scale; in the kernel too.
+const SCALE_BLOCK: u32 = 16;
 
 /// So many KV heads of a block, neighbours where they are two.
 const fn gathered(heads: u32) -> Variant {
@@ -343,20 +367,36 @@ fn stored_bytes<const HEADS: u32, const QUERY_PARTS: u32, const BYTES_BESIDE: u3
     types: AttentionTypes,
     shape: Shape,
 ) -> u32 {
+    bytes_of_rings(HEADS, QUERY_PARTS, BYTES_BESIDE, types, shape)
+}
+
+/// The same where each block of a row has a scale of a byte.
+fn block_bytes<const HEADS: u32>(types: AttentionTypes, shape: Shape) -> u32 {
+    let beside = (shape.head_dim_qk + shape.head_dim_vo) / SCALE_BLOCK;
+    bytes_of_rings(HEADS, 1, beside, types, shape)
+}
+
+fn bytes_of_rings(
+    heads: u32,
+    query_parts: u32,
+    bytes_beside: u32,
+    types: AttentionTypes,
+    shape: Shape,
+) -> u32 {
     let warps = shape.threads / 32;
     let widest = shape.head_dim_qk.max(shape.head_dim_vo);
     let warp_rows = shape.q_tile.min(if widest <= 128 { 32 } else { 16 });
     let rings = warps * warp_rows / shape.q_tile;
-    let sums = warps * HEADS * warp_rows * 8;
+    let sums = warps * heads * warp_rows * 8;
     let queries = match (shape.head_dim_qk, warp_rows) {
         (..=192, ..=16) => 0,
-        (dim, _) => QUERY_PARTS * HEADS * shape.q_tile * dim * 2,
+        (dim, _) => query_parts * heads * shape.q_tile * dim * 2,
     };
     // Two blocks are to have room on a multiprocessor.
     let free = 113 * 1024 - 128 - sums - queries;
-    let elements = HEADS * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo);
+    let elements = heads * shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo);
     let rows = elements / u32::from(types.kv.lanes()) * types.kv.size() as u32;
-    let beside = HEADS * shape.kv_tile * BYTES_BESIDE;
+    let beside = heads * shape.kv_tile * bytes_beside;
     let stages = (96 * 1024 / (rings * rows)).min(free / (rings * (rows + beside)));
     let barriers = (rings * stages * 8).next_multiple_of(16);
     rings * stages * (rows + beside) + barriers + sums + queries
