@@ -1,4 +1,4 @@
-//! Few query rows over caches with scales of tokens or channels, which Hopper's decode kernel takes: every number of packed
+//! Few query rows over caches with scales of tokens, channels or blocks, which Hopper's decode kernel takes: every number of packed
 //! rows, both ways to bring keys, rows narrower than those it was compiled for, and splits.
 
 use crate::common::compare::{Tolerance, compare};
@@ -10,11 +10,12 @@ use crate::problems::{assert_alone_is_the_same, compare_with_either, session, so
 use folio::dtype::DType;
 use folio::problem::{CacheForm, Kind, KvLayout};
 
-const FORMS: [(CacheForm, DType); 4] = [
+const FORMS: [(CacheForm, DType); 5] = [
     (CacheForm::TokenHeadScales, DType::I8),
     (CacheForm::TokenHeadScales, DType::F8E4M3),
     (CacheForm::ChannelScales, DType::I8),
     (CacheForm::ChannelZeroPoints, DType::I4x2),
+    (CacheForm::Nvfp4, DType::F4E2M1x2),
 ];
 
 /// Pages of 16 and 32 come by TMA in one box, of 8 in two, of 3 row by row.
@@ -148,7 +149,7 @@ pub fn splits() {
 pub fn batch_invariant() {
     let session = session();
     let lens = [(1, 5000), (4, 900), (2, 2049), (1, 3)];
-    for (form, graph) in FORMS.into_iter().zip([false, true, false, true]) {
+    for (form, graph) in FORMS.into_iter().zip([false, true, false, true, true]) {
         let problem = Problem {
             graph,
             batch_invariant: true,

@@ -550,6 +550,11 @@ pub const CASES: &[Case<Setup>] = &[
         formats::attention_over_odd_rows,
     ),
     case(
+        "formats_scales_of_blocks",
+        BACKEND,
+        formats::scales_of_blocks,
+    ),
+    case(
         "formats_fp32_queries_are_refused",
         BACKEND,
         formats::fp32_queries_are_refused,

@@ -328,29 +328,53 @@ fn desc_of(form: CacheForm) -> AttentionDesc {
     }
 }
 
-/// Of forms that Hopper's decode kernel does not take, the portable kernel is the first choice, with the scales of the form
-/// and none of heads.
+/// Of the form that Hopper's decode kernel does not take, the portable kernel is the first choice, without scales of heads.
 pub fn attention() {
     let recorder = Recorder::new();
     recorder.expect::<StoredAttentionParams>("folio_attention_stored");
-    let context = context();
-    for form in [CacheForm::Nvfp4, CacheForm::PackedKeys] {
-        let mut handle = Handle::of(&context, desc_of(form)).unwrap();
-        assert_eq!(
-            handle.attention.kernel(),
-            "decode_sm80_bf16_kvu8_d128_q16_stored"
-        );
-        handle.plan_host(40, OURS).unwrap();
+    let form = CacheForm::PackedKeys;
+    let mut handle = Handle::of(&context(), desc_of(form)).unwrap();
+    assert_eq!(
+        handle.attention.kernel(),
+        "decode_sm80_bf16_kvu8_d128_q16_stored"
+    );
+    handle.plan_host(40, OURS).unwrap();
+    recorder.forget();
+    let args = attention_args(form, cache(form, true));
+    handle.attention.run(&args, OURS).unwrap();
+    let p: StoredAttentionParams = recorder.launches()[0].params();
+    assert_eq!(p.cache.format, format(form));
+    let attention = p.generic.attention;
+    assert_eq!((attention.k_scales, attention.v_scales), (0, 0));
+    assert_eq!((p.cache.k.scales, p.copied_ahead), (0, 1));
+}
+
+/// Scales of blocks that are aligned to their bytes come with the decode kernel; others are the portable kernel's.
+pub fn scales_of_blocks() {
+    let recorder = Recorder::new();
+    recorder.expect::<StoredAttentionParams>("folio_attention_stored");
+    recorder.expect::<StoredDecodeParams>("folio_sm90_decode_tma");
+    let form = CacheForm::Nvfp4;
+    let mut handle = Handle::of(&context(), desc_of(form)).unwrap();
+    handle.plan_host(40, OURS).unwrap();
+    for (bytes, name) in [
+        (8, "folio_sm90_decode_tma"),
+        (4, "folio_attention_stored"),
+        (1, "folio_attention_stored"),
+    ] {
         recorder.forget();
-        let args = attention_args(form, cache(form, true));
+        let args = AttentionArgs {
+            v_scales: scales(form, V_SCALES + bytes),
+            ..attention_args(form, cache(form, true))
+        };
         handle.attention.run(&args, OURS).unwrap();
-        let p: StoredAttentionParams = recorder.launches()[0].params();
-        assert_eq!(p.cache.format, format(form));
-        let attention = p.generic.attention;
-        assert_eq!((attention.k_scales, attention.v_scales), (0, 0));
-        let scales = args.k_scales.map_or(0, |_| K_SCALES as u64);
-        assert_eq!(p.cache.k.scales, scales);
-        assert_eq!(p.copied_ahead, 1, "{form:?}");
+        let launched = &recorder.launches()[0];
+        assert_eq!(launched.name(), name);
+        let of_values = match name {
+            "folio_sm90_decode_tma" => launched.params::<StoredDecodeParams>().cache.v.scales,
+            _ => launched.params::<StoredAttentionParams>().cache.v.scales,
+        };
+        assert_eq!(of_values, (V_SCALES + bytes) as u64);
     }
 }
 
@@ -363,6 +387,7 @@ pub fn decode() {
         (CacheForm::TokenHeadScales, "i8_d128_q8_token_scales"),
         (CacheForm::ChannelScales, "i8_d128_q8_channel_scales"),
         (CacheForm::ChannelZeroPoints, "i4_d128_q8_zero_points"),
+        (CacheForm::Nvfp4, "e2m1_d128_q8_block_scales"),
     ] {
         for q_dtype in [DType::BF16, DType::F16] {
             let desc = AttentionDesc {

@@ -23,6 +23,7 @@ __device__ __forceinline__ void load_blocks(u32 (&words)[4], u32 address) {
 }
 
 // Of 16 keys of a head, where a word is of a token and of one block of a chunk: block lane % 4 / 2.
+template <int BYTES>
 struct KeyFactors {
     u32 of_chunks[2][2];  // of tokens lane / 4 and lane / 4 + 8: chunks 0 and 1, and 2 and 3
 
@@ -32,7 +33,7 @@ struct KeyFactors {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             u32 words[4] = {};
-            load_blocks<1, KEY_SCALE_BYTES>(words, scales + (lane / 4 + 8 * half) * KEY_SCALE_BYTES);
+            load_blocks<1, BYTES>(words, scales + (lane / 4 + 8 * half) * BYTES);
             widen_fp8<e4m3>(__byte_perm(words[0], words[1], own), of_chunks[half][0], of_chunks[half][1]);
         }
     }
@@ -49,16 +50,17 @@ struct KeyFactors {
 };
 
 // Of 16 values of a head, where a word is of two tokens and of one block of a chunk: block lane / 16.
+template <int BYTES>
 struct ValueFactors {
     u32 of_chunks[2][4];  // of tokens 2 (lane % 4) and the next, and 8 behind
 
     __device__ __forceinline__ ValueFactors(u32 scales, u32 lane) {
-        constexpr int WORDS = VALUE_SCALE_BYTES / 4;
+        constexpr int WORDS = BYTES / 4;
         const u32 own = 0x6240 + lane / 16 * 0x1111;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             u32 words[4];
-            load_blocks<2, VALUE_SCALE_BYTES>(words, scales + (2 * (lane & 3) + 8 * half) * VALUE_SCALE_BYTES);
+            load_blocks<2, BYTES>(words, scales + (2 * (lane & 3) + 8 * half) * BYTES);
 #pragma unroll
             for (int w = 0; w < WORDS; ++w) {
                 widen_fp8<e4m3>(__byte_perm(words[w], words[WORDS + w], own), of_chunks[half][2 * w],
@@ -75,22 +77,22 @@ struct ValueFactors {
     }
 };
 
-// Of a tile.
-template <bool EXIST>
+// Of a tile, with so many bytes of scales for a key and for a value.
+template <int KEY_BYTES, int VALUE_BYTES>
 class BlockFactorsOf {
 public:
-    typedef KeyFactors Keys;
-    typedef ValueFactors Values;
+    typedef KeyFactors<KEY_BYTES> Keys;
+    typedef ValueFactors<VALUE_BYTES> Values;
 
     __device__ __forceinline__ BlockFactorsOf(u32 stage, u32 lane, const E2m1Shifts &shifts)
         : stage(stage), lane(lane), shifts(shifts) {}
 
     // Of 16 tokens of a head.
     __device__ __forceinline__ Keys keys(int h, int t) const {
-        return Keys(stage + (h * TILE_TOKENS + 16 * t) * KEY_SCALE_BYTES, lane);
+        return Keys(stage + (h * TILE_TOKENS + 16 * t) * KEY_BYTES, lane);
     }
     __device__ __forceinline__ Values values(int h, int t) const {
-        return Values(stage + ScalesOfStage::VALUES + (h * TILE_TOKENS + 16 * t) * VALUE_SCALE_BYTES, lane);
+        return Values(stage + ScalesOfStage::VALUES + (h * TILE_TOKENS + 16 * t) * VALUE_BYTES, lane);
     }
 
     template <class Factors>
@@ -104,7 +106,7 @@ private:
 };
 
 template <>
-class BlockFactorsOf<false> {
+class BlockFactorsOf<0, 0> {
 public:
     struct None {};
     typedef None Keys;
@@ -116,6 +118,6 @@ public:
     __device__ __forceinline__ WordFactors<CacheType> of_pair(None, int) const { return {}; }
 };
 
-typedef BlockFactorsOf<BLOCK_SCALES> BlockFactors;
+typedef BlockFactorsOf<BLOCK_SCALES ? KEY_SCALE_BYTES : 0, BLOCK_SCALES ? VALUE_SCALE_BYTES : 0> BlockFactors;
 
 }  // namespace folio::decode

@@ -16,6 +16,16 @@ struct ScalesOfStage {
     static constexpr u32 VALUE_STEP = TOKEN_SCALES ? BYTES_BESIDE : VALUE_SCALE_BYTES;
 };
 
+// One of them: of a token and head, or of a block in e4m3.
+template <bool OF_TOKEN>
+struct ScaleOf {
+    typedef float Type;
+};
+template <>
+struct ScaleOf<false> {
+    typedef u8 Type;
+};
+
 // A lane brings all scales of one token and head of each tile. Keys that no row sees get zeros.
 template <class Shape>
 class ScaleLoader {
@@ -51,13 +61,16 @@ public:
     }
 
 private:
+    typedef ScaleOf<TOKEN_SCALES>::Type Scale;
+
     template <int BYTES>
     static __device__ __forceinline__ void copy(u32 to, const FolioStoredTensor &t, const TokenPlace &from, u32 head,
                                                 bool is_seen) {
         const i64 page = is_seen ? from.page : 0;
-        const i64 at = page * t.scales_page + from.token * t.scales_token + head * t.scales_head;
+        const Scale *scales = static_cast<const Scale *>(t.scales) + page * t.scales_page +
+                              from.token * t.scales_token + head * t.scales_head;
         const u32 bytes = TOKEN_SCALES ? BYTES : min(t.head_dim / SCALE_BLOCK, static_cast<u32>(BYTES));
-        cp_async<BYTES>(to, static_cast<const u8 *>(t.scales) + at * (TOKEN_SCALES ? BYTES : 1), is_seen ? bytes : 0);
+        cp_async<BYTES>(to, scales, is_seen ? bytes : 0);
     }
 
     const FolioStoredDecodeParams &params;

@@ -49,12 +49,14 @@ pub enum Feature {
     StartsInBlocks,
     /// Numbers that are added to logits.
     ScoreBias,
+    /// Addresses and strides of scales of blocks.
+    BlockScales,
 }
 
 use Feature as F;
 
 /// All features, in the order that they are listed in.
-const ALL: [Feature; 21] = [
+const ALL: [Feature; 22] = [
     F::RaggedKv,
     F::PageSize,
     F::Lengths,
@@ -76,6 +78,7 @@ const ALL: [Feature; 21] = [
     F::Widening,
     F::StartsInBlocks,
     F::ScoreBias,
+    F::BlockScales,
 ];
 
 impl Feature {
@@ -101,6 +104,7 @@ impl Feature {
             F::CacheForm => "kv_format",
             F::StartsInBlocks => "new keys by position",
             F::ScoreBias => "score_bias",
+            F::BlockScales => "k_scales and v_scales with these addresses and strides",
             F::Widening => "a batch of so few queries or so many keys",
         }
     }

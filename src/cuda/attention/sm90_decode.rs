@@ -23,8 +23,8 @@ use crate::cuda::stored_params::{Stored, StoredDecodeParams};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Mask, RopeAppendArgs, SmallItems, Tiling,
-    Workers,
+    AttentionDesc, CacheForm, CacheFormat, Kind, KvLayout, KvStorage, Mask, RopeAppendArgs,
+    SmallItems, Tiling, Workers,
 };
 use crate::tensor::Tensor;
 
@@ -268,6 +268,19 @@ impl Sm90Decode {
         }
     }
 
+    /// Whether the scales of a token and head are copied in one piece, of as many bytes as the kernel's rows have blocks.
+    fn brings_scales(&self, run: &Run<'_>) -> bool {
+        let shape = self.row.shape;
+        let of_blocks =
+            [shape.head_dim_qk, shape.head_dim_vo].map(|dim| dim / CacheFormat::NVFP4_BLOCK);
+        let scales = [run.args.k_scales, run.args.v_scales];
+        self.scales != CacheScales::Blocks
+            || scales
+                .iter()
+                .zip(of_blocks)
+                .all(|(scales, bytes)| scales.is_some_and(|scales| row_alignment(&scales) >= bytes))
+    }
+
     /// How the maps of k and v count pages; `None` for the kernel that needs no maps.
     fn page_steps(&self, run: &Run<'_>) -> Option<[u32; 2]> {
         match self.keys {
@@ -337,6 +350,7 @@ impl AttentionKernel for Sm90Decode {
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)
             .and(Feature::EmptyKv, is_empty)
             .and(Feature::KvStrides, !aligned)
+            .and(Feature::BlockScales, !self.brings_scales(run))
             .and(Feature::PageSteps, !mapped)
             .and(Feature::SplitKeys, args.k_rope.is_some())
     }
