@@ -95,7 +95,9 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
             const u32 tile = ring + stage * Shape::STAGE_BYTES;
             tokens.add_to_tile(params, item, tile, place, token, lane);
             const bool edge = token < span.inner.begin || token + TILE_TOKENS > span.inner.end;
-            if (!Loader::ZERO_FILLS_ROWS && !BLOCK_SCALES && edge) clear_values(tile, params.boxes_log2, token, span.keys, lane);
+            if (!Loader::ZERO_FILLS_ROWS && !BLOCK_SCALES && edge) {
+                clear_values(tile, params.boxes_log2, token, span.keys, lane);
+            }
             SeenKeys seen;
             if (edge) seen.gather(own.seen(params.attention, part, some, token), lane);
             const u32 scales = beside + stage * Shape::STAGE_BYTES_BESIDE;
