@@ -47,7 +47,9 @@ fn launched(step: Step) -> (Vec<String>, Option<NewTokensParams>) {
     let recorder = Recorder::new();
     recorder.expect::<NewTokensParams>(ONE);
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
-    recorder.expect::<RopeAppendParams>("folio_rope_append");
+    for kernel in ["folio_rope_append", "folio_rope_append_loose"] {
+        recorder.expect::<RopeAppendParams>(kernel);
+    }
     recorder.expect::<CombineParams>("folio_combine");
     let desc = AttentionDesc {
         num_qo_heads: 16,
