@@ -3,16 +3,20 @@
 //
 // One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, or
 // take a head each where one of them has all parts in flight; either way in an order that depends on nothing but their
-// number. Lane i has columns 4i .. 4i + 3 of every 128. The kernel is short, so its time is the loads that wait for one
+// number (where runs need not be the same in every batch, also of the rows' number). Lane i has columns 4i .. 4i + 3 of every
+// 128. The kernel is short, so its time is the loads that wait for one
 // another: what the split kernel did not write, the list of parts included, is read before that kernel has ended.
 //
-// Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows.
+// Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows, and FOLIO_MANY_ROWS: 1 where
+// all rows of a large batch may be split, as in cascades.
 #include "core/softmax.cuh"
 
 namespace folio {
 
 constexpr u32 WARPS = 8, IN_FLIGHT = 4, PIECES = FOLIO_MOST_COLUMNS / 4, PASSES = PIECES / 32;
 constexpr u32 CTAS = PASSES <= 2 ? 4 : 2;  // per multiprocessor: a lane holds so many registers
+constexpr bool MANY_ROWS = FOLIO_MANY_ROWS;
+constexpr u32 HEADS_AT_A_TIME = 1024;  // twice what 132 multiprocessors have CTAs for
 static_assert(PIECES <= 32 * WARPS, "a thread per piece");
 
 __device__ __forceinline__ void add_scaled(float4 &sum, float factor, float4 x) {
@@ -35,11 +39,15 @@ struct PartSum {
 // with the row, further ones when they are needed.
 struct Parts {
     const u32 *rows;
-    u32 count, begin, step;
+    u32 count, num_heads, begin, step;  // num_heads: of all split rows together
     u32 first_rows[IN_FLIGHT];
 
     __device__ __forceinline__ Parts(const FolioCombineParams &p, const FolioCombineItem &item, u32 warp)
-        : rows(p.plan.partials + item.first), count(item.count), begin(few() ? 0 : warp), step(few() ? 1 : WARPS) {
+        : rows(p.plan.partials + item.first),
+          count(item.count),
+          num_heads(MANY_ROWS ? p.plan.counts[1] * p.num_qo_heads : 0),
+          begin(few() ? 0 : warp),
+          step(few() ? 1 : WARPS) {
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
             const u32 part = begin + i * step;
@@ -47,8 +55,10 @@ struct Parts {
         }
     }
 
-    // A warp has all of them.
-    __device__ __forceinline__ bool few() const { return count <= IN_FLIGHT; }
+    // A warp has all of them: few parts, or so many heads that CTAs would take them in turn.
+    __device__ __forceinline__ bool few() const {
+        return count <= IN_FLIGHT || (MANY_ROWS && num_heads > HEADS_AT_A_TIME);
+    }
 
     __device__ __forceinline__ PartSum sum(const FolioCombineParams &p, u32 head, u32 lane) const {
         const u32 pieces = p.head_dim_vo / 4;

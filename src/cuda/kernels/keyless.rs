@@ -20,13 +20,19 @@ pub struct Keyless {
 /// Puts the partial results of split rows together.
 pub static COMBINE: Keyless = Keyless {
     noun: "combine kernel",
-    rows: LazyLock::new(|| [combine("combine", MOST_HEAD_DIM)]),
+    rows: LazyLock::new(|| [combine("combine", MOST_HEAD_DIM, false)]),
+};
+
+/// The same where requests share keys: all rows of a batch may be split.
+pub static COMBINE_SHARED: Keyless = Keyless {
+    noun: "combine kernel",
+    rows: LazyLock::new(|| [combine("combine_shared", MOST_HEAD_DIM, true)]),
 };
 
 /// The same for rows wider than those.
 pub static COMBINE_WIDE: Keyless = Keyless {
     noun: "combine kernel",
-    rows: LazyLock::new(|| [combine("combine_wide", MOST_WIDE_HEAD_DIM)]),
+    rows: LazyLock::new(|| [combine("combine_wide", MOST_WIDE_HEAD_DIM, false)]),
 };
 
 /// The same for the rows of MLA, which are as wide.
@@ -330,11 +336,13 @@ fn row(name: &'static str, code: (&'static str, &'static str), threads: u32) -> 
     Row::of_any_size(name, code, [DType::F32; 3], threads)
 }
 
-/// For rows of up to `most_columns` columns.
-fn combine(name: &'static str, most_columns: u32) -> Row {
+/// For rows of up to `most_columns` columns; `many_rows`: where a large batch may have all of its rows split.
+fn combine(name: &'static str, most_columns: u32, many_rows: bool) -> Row {
     let mut row = row(name, ("plan/combine.cu", "folio_combine"), 256);
     row.defines
         .push(format!("FOLIO_MOST_COLUMNS={most_columns}"));
+    row.defines
+        .push(format!("FOLIO_MANY_ROWS={}", u32::from(many_rows)));
     row
 }
 
