@@ -7,6 +7,8 @@
 
 namespace folio::prefill {
 
+// Steps that cover the loads between the choice of a tile and its first keys, 4000 clocks.
+constexpr int COVER = 3;
 constexpr int OUTSIDE = -256;  // a coordinate whose box, of at most 256 groups, reads as zeros
 
 // Picks tiles: the first by the CTA's index, further ones from a counter that all CTAs share. One lane does it.
@@ -44,12 +46,13 @@ private:
     // CTA that draws the last of them clears the counter for the next run.
     __device__ __forceinline__ u32 next_tile(const Tile &tile) {
         // With two buffers for Q, waiting for one now keeps the choice open until the tile before `tile` is
-        // done. That leaves `tile` to cover the loads between the choice and the first keys, 4000 clocks.
-        constexpr int COVER = 3;
+        // done. That leaves `tile` to cover the loads between the choice and the first keys.
         if (QUERY_STAGES > 1 && tile.num_steps >= COVER) {
 #pragma unroll 1
             for (u32 consumer = 0; consumer < CONSUMERS; ++consumer) wait_queries(consumer);
         }
+        // Where short tiles come behind long ones, these would hold one each as long as they last.
+        if constexpr (OWN_KEYS) mbarrier_wait(shared + TILE_ENDS, slot.count - 1 & 1);
         u32 *counter = params.attention.plan.next_tile;
         const u32 drawn = atomicAdd(counter, 1);
         if (drawn == Order(params).num_tiles() - 1) *counter = 0;
@@ -212,6 +215,9 @@ private:
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining) {
             const int now = group;
+            if constexpr (OWN_KEYS && FULL == KEY_FULL) {
+                if (lane == 0 && remaining == min(work.num_steps, COVER)) mbarrier_arrive(shared + TILE_ENDS);
+            }
             token -= BLOCK;
             if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
 #pragma unroll 1

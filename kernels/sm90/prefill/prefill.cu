@@ -331,6 +331,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + TILE_FULL + 8 * i, 1);
         mbarrier_init(shared + TILE_READ + 8 * i, LOADING_WARPS);
     }
+    if constexpr (OWN_KEYS) mbarrier_init(shared + TILE_ENDS, 1);
     mbarrier_init_fence();
 }
 
