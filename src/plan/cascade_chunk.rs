@@ -1,29 +1,27 @@
 //! The size of the chunks that the segments of a cascade are cut into, one for all of them, and which items are small: what is
 //! estimated to take the least time. What segments are, and their items, is `cascade`'s.
 //!
-//! Time is counted in keys that one worker reads. No run is faster than its keys divided by its workers. Nor is it
-//! faster than whole chunks dealt out in rounds: items of shared keys are few and long, so that one more of them than
-//! there are workers takes twice as long. Shorter items fill what longer ones leave. Small items, several pieces of which a
-//! worker may take at a time, come last. And every part of a row is written
-//! and read, in the time of as many bytes of keys.
-//!
-//! A worker chooses its next piece when it begins one. So those that begin the run with a long piece have a small one behind it:
-//! one of the longest, if these are not all begun at once with the others.
+//! Time is counted in keys that one worker reads. Workers take pieces in the order of the plan, whoever is free the next one:
+//! the long ones first, and small items, several pieces of which a worker may take at a time, behind the others. How long that
+//! takes is found by dealing the pieces out, those of about the same length at once. And every part of a row is written and
+//! read, in the time of as many bytes of keys.
 
 use super::capacity::most_splits;
 use super::reserve::reserve;
 use crate::error::Result;
 use crate::problem::{AttentionDesc, SmallItems, Tiling};
 
-/// What the first keys of an item take longer than further ones, in units of `kv_unit` keys. Loads of the next item hide it
-/// from all but the items of a round that wait for one another.
-const ITEM_UNITS: u64 = 2;
+/// What a piece takes beside its keys, in units of `kv_unit` keys.
+const PIECE_UNITS: u64 = 2;
 
-/// A key of small pieces that a worker takes side by side costs so many of others: those of several heads are loaded. With
-/// this number the cuts that were the fastest of some twenty on an H200 are chosen, or those within 2 % of them. (By a fit to
-/// their times it is 2.4: 3.2 µs for 80 keys of three heads, of which 2.7 to 4 are the bytes of 132 workers at 4.2 TB/s, and
-/// 1.35 for 80 of 192 rows.)
-const SMALL_KEY: u64 = 2;
+/// Two keys of small pieces that a worker takes side by side cost so many of others: those of several heads are loaded.
+const SMALL_KEYS: u64 = 3;
+
+/// Parts of rows are written and read, and each costs this many times as much as that.
+///
+/// With these numbers, which are rounded ones of a fit to 28 cuts of four batches on an H200, the fastest of the cuts of each
+/// batch is chosen; the fit is within 5 % of their times.
+const PART: u64 = 2;
 
 /// Where all pieces are small, shorter ones than so many units save nothing: of 16 requests of 2k shared keys and 128 of their
 /// own, pieces of 560, 400, 320, 240 and 160 keys took 21.8, 19.2, 18.8, 19.2 and 19.3 µs on an H200.
@@ -41,9 +39,9 @@ pub(super) struct Extent {
     pub is_part: bool,
 }
 
-/// Segments that some candidate cuts; the others cost the same in all of them.
+/// Segments that some candidate cuts, the others cost the same in all of them; and when workers are free.
 #[derive(Debug, Default)]
-pub struct LongSegments(Vec<Extent>);
+pub struct LongSegments(Vec<Extent>, Workers);
 
 /// How all segments are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +57,7 @@ pub(super) fn best_cuts(
     segments: impl Iterator<Item = Extent> + Clone,
     desc: &AttentionDesc,
     tiling: &Tiling,
-    LongSegments(long): &mut LongSegments,
+    LongSegments(long, workers): &mut LongSegments,
 ) -> Result<Cuts> {
     let small = small_items(segments.clone(), tiling);
     let longest = segments.clone().map(|s| s.keys).max().unwrap_or(0);
@@ -71,11 +69,12 @@ pub(super) fn best_cuts(
         long,
         segments.clone().filter(|s| s.keys > shortest).count(),
     )?;
+    workers.reserve(tiling.workers.all)?;
     let mut short = Pieces::default();
     for segment in segments {
         match segment.keys > shortest {
             true => long.push(segment),
-            false => short.add(&Pieces::of(&segment, u32::MAX, (tiling, small))),
+            false => short.add(&segment, u32::MAX, (tiling, small)),
         }
     }
     let mut best = (u64::MAX, u32::MAX);
@@ -85,7 +84,7 @@ pub(super) fn best_cuts(
         if cut.splits > most_splits(desc, tiling) as u64 {
             break;
         }
-        let time = cut.time(chunk, desc, tiling);
+        let time = cut.time(workers, desc, tiling);
         if time < best.0 {
             best = (time, if chunks == 1 { u32::MAX } else { chunk });
         }
@@ -124,65 +123,104 @@ fn chunk_of(longest: u32, chunks: u32, tiling: &Tiling) -> u32 {
     units.saturating_mul(tiling.kv_unit)
 }
 
-/// What workers take, one at a time.
+/// Pieces of about the same length.
+#[derive(Debug, Clone, Copy, Default)]
+struct Class {
+    count: u64,
+    /// Of all of them.
+    keys: u64,
+}
+
+/// Lengths whose binary logarithms are the same, rounded down, are one class.
+const CLASSES: usize = u32::BITS as usize;
+
+/// What workers take, one at a time: pieces that are not small, then small ones.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pieces {
-    count: u64,
-    /// Keys of all of them, small ones at their price.
-    keys: u64,
-    /// Those of whole chunks, or nearly so, that are not small.
-    whole: u64,
-    small: u64,
-    /// Keys of the small ones, at their price; of the longest; and how many are at least half as long.
-    small_keys: u64,
-    longest_small: u64,
-    long_small: u64,
+    large: [Class; CLASSES],
+    small: [Class; CLASSES],
 }
 
 impl Pieces {
-    fn of(segment: &Extent, chunk: u32, (tiling, small): (&Tiling, SmallItems)) -> Pieces {
+    /// Adds the pieces of a segment.
+    fn add(&mut self, segment: &Extent, chunk: u32, (tiling, small): (&Tiling, SmallItems)) {
         let is_small = small.include(segment.rows, segment.keys.min(chunk));
-        let (of_item, price) = match is_small {
-            true => (small.of_item, SMALL_KEY),
-            false => (tiling.workers.of_item, 1),
+        let (classes, of_item) = match is_small {
+            true => (&mut self.small, small.of_item),
+            false => (&mut self.large, tiling.workers.of_item),
         };
-        let (keys, chunk) = (u64::from(segment.keys), u64::from(chunk));
         let tiles = u64::from(segment.rows.div_ceil(tiling.q_tile)) * u64::from(of_item);
-        let count = tiles * keys.div_ceil(chunk).max(1);
-        let all = (tiles * price).saturating_mul(keys);
-        let pieces = Pieces {
-            count,
-            keys: all,
-            ..Pieces::default()
-        };
-        match is_small {
-            true => Pieces {
-                small: count,
-                small_keys: all,
-                longest_small: price * keys.min(chunk),
-                long_small: count,
-                ..pieces
-            },
-            false => Pieces {
-                whole: tiles * ((2 * keys + chunk) / (2 * chunk)),
-                ..pieces
-            },
+        let (whole, rest) = (segment.keys / chunk, segment.keys % chunk);
+        let has_rest = rest > 0 || whole == 0;
+        for (keys, count) in [(chunk, whole), (rest, u32::from(has_rest))] {
+            let class = &mut classes[keys.checked_ilog2().unwrap_or(0) as usize];
+            let count = u64::from(count) * tiles;
+            class.count += count;
+            class.keys = class.keys.saturating_add(count * u64::from(keys));
+        }
+    }
+}
+
+/// Workers that are free at the same time.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    from: u64,
+    count: u64,
+}
+
+/// All workers, as pieces are dealt out to them.
+#[derive(Debug, Default)]
+struct Workers(Vec<Group>);
+
+impl Workers {
+    /// Room for as many groups as there may be.
+    fn reserve(&mut self, all: u32) -> Result<()> {
+        self.0.clear();
+        reserve("workers", &mut self.0, all as usize + 1)
+    }
+
+    fn all_free(&mut self, all: u32) {
+        self.0.clear();
+        self.0.push(Group {
+            from: 0,
+            count: u64::from(all),
+        });
+    }
+
+    /// So many pieces, each for the worker that is free first. Those that give all workers several are not dealt one by one.
+    fn deal(&mut self, mut pieces: u64, time: u64) {
+        let all: u64 = self.0.iter().map(|group| group.count).sum();
+        let rounds = (pieces / all).saturating_sub(2);
+        for group in &mut self.0 {
+            group.from = group.from.saturating_add(rounds.saturating_mul(time));
+        }
+        pieces -= rounds * all;
+        while pieces > 0 {
+            let first = (0..self.0.len()).min_by_key(|&at| self.0[at].from);
+            let Some(at) = first else { return };
+            let Group { from, count } = self.0[at];
+            let busy = Group {
+                from: from.saturating_add(time),
+                count: count.min(pieces),
+            };
+            pieces -= busy.count;
+            match count - busy.count {
+                0 => _ = self.0.swap_remove(at),
+                left => self.0[at].count = left,
+            }
+            self.join(busy);
         }
     }
 
-    fn add(&mut self, more: &Pieces) {
-        self.count += more.count;
-        self.keys = self.keys.saturating_add(more.keys);
-        self.whole += more.whole;
-        self.small += more.small;
-        self.small_keys = self.small_keys.saturating_add(more.small_keys);
-        if 2 * self.longest_small < more.longest_small {
-            self.long_small = 0;
+    fn join(&mut self, group: Group) {
+        match self.0.iter_mut().find(|other| other.from == group.from) {
+            Some(other) => other.count += group.count,
+            None => self.0.push(group),
         }
-        if 2 * more.longest_small >= self.longest_small {
-            self.long_small += more.long_small;
-        }
-        self.longest_small = self.longest_small.max(more.longest_small);
+    }
+
+    fn last(&self) -> u64 {
+        self.0.iter().map(|group| group.from).max().unwrap_or(0)
     }
 }
 
@@ -204,7 +242,7 @@ impl Cut {
             parts: 0,
         };
         for segment in long {
-            cut.pieces.add(&Pieces::of(segment, chunk, how));
+            cut.pieces.add(segment, chunk, how);
             let more = u64::from(segment.keys.div_ceil(chunk).max(1) - 1);
             cut.splits += u64::from(segment.rows.div_ceil(how.0.q_tile)) * more;
             let first = u64::from(!segment.is_part && more > 0);
@@ -214,36 +252,37 @@ impl Cut {
     }
 
     /// In keys of a worker, times the number of workers.
-    fn time(&self, chunk: u32, desc: &AttentionDesc, tiling: &Tiling) -> u64 {
-        let workers = u64::from(tiling.workers.all);
-        let item = ITEM_UNITS * u64::from(tiling.kv_unit);
-        let longest = workers.saturating_mul(self.longest(chunk, tiling));
-        let keys = self.pieces.keys.max(longest);
-        let items = self
-            .pieces
-            .count
-            .next_multiple_of(workers)
-            .saturating_mul(item);
+    fn time(&self, workers: &mut Workers, desc: &AttentionDesc, tiling: &Tiling) -> u64 {
+        let all = tiling.workers.all;
+        let beside = PIECE_UNITS * u64::from(tiling.kv_unit);
+        workers.all_free(all);
+        // The mean of a class.
+        let each = |class: &Class, keys: u64| keys / class.count + beside;
+        let present = |class: &&Class| class.count > 0;
+        for class in self.pieces.large.iter().rev().filter(present) {
+            workers.deal(class.count, each(class, class.keys));
+        }
+        for class in self.pieces.small.iter().rev().filter(present) {
+            workers.deal(
+                class.count,
+                each(class, class.keys.saturating_mul(SMALL_KEYS) / 2),
+            );
+        }
         let part = 2 * u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_vo) * 4;
-        let parts = (self.parts * part).div_ceil(desc.kv_bytes().max(1));
-        keys.saturating_add(items).saturating_add(parts)
+        let parts = (PART * self.parts * part).div_ceil(desc.kv_bytes().max(1));
+        let last = workers.last().max(self.least(tiling));
+        last.saturating_mul(u64::from(all)).saturating_add(parts)
     }
 
-    /// What no worker with the longest pieces is faster than. Where all are small, shorter ones than some steps save nothing.
-    fn longest(&self, chunk: u32, tiling: &Tiling) -> u64 {
-        let (pieces, workers) = (&self.pieces, u64::from(tiling.workers.all));
-        if pieces.whole == 0 {
-            let least = SMALL_KEY * u64::from(LEAST_UNITS * tiling.kv_unit);
-            return pieces.longest_small.max(least);
+    /// Where all are small, shorter ones than some steps save nothing.
+    fn least(&self, tiling: &Tiling) -> u64 {
+        match self.pieces.large.iter().any(|class| class.count > 0) {
+            true => 0,
+            false => {
+                let keys = u64::from(LEAST_UNITS) * u64::from(tiling.kv_unit) * SMALL_KEYS / 2;
+                keys + PIECE_UNITS * u64::from(tiling.kv_unit)
+            }
         }
-        let behind = match pieces.whole % workers + pieces.long_small > workers {
-            true => pieces.longest_small,
-            false => pieces.small_keys / pieces.small.max(1),
-        };
-        let rounds = pieces.whole.div_ceil(workers);
-        rounds
-            .saturating_mul(u64::from(chunk))
-            .saturating_add(behind)
     }
 }
 
@@ -251,7 +290,7 @@ impl Cut {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::problem::{Kind, KvLayout, KvStorage, SmallItems, Workers};
+    use crate::problem::{self, Kind, KvLayout, KvStorage, SmallItems};
 
     /// The Hopper prefill kernel on 132 multiprocessors, 32 heads over 8 of 128 elements.
     const TILING: Tiling = Tiling {
@@ -264,7 +303,7 @@ mod tests {
         invariant_chunk: u32::MAX,
         combine_units: 8,
         own_key_bytes: 0,
-        workers: Workers {
+        workers: problem::Workers {
             all: 132,
             of_item: 8,
             small: SmallItems::NONE,
@@ -350,7 +389,7 @@ mod tests {
 
     /// The same kernel over pages: it takes three heads of a few rows at a time.
     const SIDE_BY_SIDE: Tiling = Tiling {
-        workers: Workers {
+        workers: problem::Workers {
             small: SmallItems {
                 rows: 16,
                 keys: 640,
@@ -378,13 +417,13 @@ mod tests {
         assert!(cuts.chunk <= 400, "{cuts:?}");
     }
 
-    /// The cuts that were the fastest of those that were set by hand on an H200 (6 of 64 x 8k; 7 was not tried).
+    /// The cuts that were the fastest of those that were set by hand on an H200 (6 of 64 x 8k take as long).
     #[test]
     fn the_fastest_cuts_are_chosen() {
         for (shared, own, chunks) in [
             (parts(1, 256, 8160), 288, 2..=2),
             (parts(1, 256, 32720), 304, 5..=5),
-            (parts(1, 64, 8160), 288, 6..=7),
+            (parts(1, 64, 8160), 288, 4..=6),
             (
                 [parts(1, 128, 32720), parts(8, 16, 4080)].concat(),
                 304,
