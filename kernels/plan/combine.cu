@@ -3,12 +3,12 @@
 //
 // One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, or
 // take a head each where one of them has all parts in flight; either way in an order that depends on nothing but their
-// number (where runs need not be the same in every batch, also of the rows' number). Lane i has columns 4i .. 4i + 3 of every
-// 128. The kernel is short, so its time is the loads that wait for one
-// another: what the split kernel did not write, the list of parts included, is read before that kernel has ended.
+// number. Where all rows of a large batch are split, they take a head each too: heads in turn would wait for one another.
+// Lane i has columns 4i .. 4i + 3 of every 128. The kernel is short, so its time is the loads that wait for one another:
+// what the split kernel did not write, the list of parts included, is read before that kernel has ended.
 //
 // Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows, and FOLIO_MANY_ROWS: 1 where
-// all rows of a large batch may be split, as in cascades.
+// all rows of a batch may be split, as in cascades, and results may depend on how many there are.
 #include "core/softmax.cuh"
 
 namespace folio {
@@ -16,7 +16,8 @@ namespace folio {
 constexpr u32 WARPS = 8, IN_FLIGHT = 4, PIECES = FOLIO_MOST_COLUMNS / 4, PASSES = PIECES / 32;
 constexpr u32 CTAS = PASSES <= 2 ? 4 : 2;  // per multiprocessor: a lane holds so many registers
 constexpr bool MANY_ROWS = FOLIO_MANY_ROWS;
-constexpr u32 HEADS_AT_A_TIME = 1024;  // twice what 132 multiprocessors have CTAs for
+// Twice what 132 multiprocessors run at a time.
+constexpr u32 HEADS_AT_A_TIME = 1024;
 static_assert(PIECES <= 32 * WARPS, "a thread per piece");
 
 __device__ __forceinline__ void add_scaled(float4 &sum, float factor, float4 x) {
