@@ -449,6 +449,20 @@ mod tests {
     }
 
     #[test]
+    fn pieces_go_to_who_is_free_first() {
+        let mut workers = Workers::default();
+        workers.reserve(3).unwrap();
+        workers.all_free(3);
+        workers.deal(2, 10);
+        workers.deal(3, 4);
+        assert_eq!(workers.last(), 12);
+        // Many of a length at once, in as many rounds as they take.
+        workers.all_free(3);
+        workers.deal(301, 5);
+        assert_eq!(workers.last(), 505);
+    }
+
+    #[test]
     fn what_fills_the_device_is_not_cut() {
         assert_eq!(chunk(&[], (512, 300)), u32::MAX);
         assert_eq!(chunk(&[(48 * 33, 4000)], (0, 0)), u32::MAX);
