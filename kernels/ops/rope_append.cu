@@ -79,7 +79,7 @@ constexpr u32 BLOCKS = 4;
 
 }  // namespace folio
 
-// Rows that all move in vectors. Without the code for others, one token takes 0.4 us less.
+// Rows that all move in vectors, without the code for others: code comes from memory too.
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::BLOCKS)
     folio_rope_append(const __grid_constant__ FolioRopeAppendParams p) {
     folio::move_share<false>(p);
