@@ -36,8 +36,6 @@ struct Planned {
     items: usize,
     /// Items of many rows, whose heads are computed one by one. They come first in the list.
     many: usize,
-    /// Parts that the heads of each other item are cut into.
-    parts: usize,
     combines: usize,
     /// Entries of the list of partial rows.
     partials: usize,
@@ -95,16 +93,15 @@ impl CpuAttention {
             page_ids: num_copied_page_ids(batch),
             items: work.items.len(),
             many: num_many,
-            parts: self.parts(num_many, work.items.len() - num_many),
             combines: work.combines.len(),
             partials: work.partials.len(),
         })
     }
 
-    /// The number of parts that the heads of items of few rows are cut into. It is the least that keeps the threads
+    /// The number of parts that the heads of items of few rows are cut into. It is the least that keeps so many threads
     /// busy, since the heads of a token lie together in memory.
-    fn parts(&self, many: usize, few: usize) -> usize {
-        let (threads, heads) = (self.pool.num_threads(), self.shape.num_kv_heads);
+    fn parts(&self, threads: usize, many: usize, few: usize) -> usize {
+        let heads = self.shape.num_kv_heads;
         let busy = |parts: &usize| {
             let pieces = many * heads + few * parts;
             let idle = pieces.next_multiple_of(threads) - pieces;
@@ -198,7 +195,8 @@ impl Attention for CpuAttention {
         // same keys, which are then in its second-level cache.
         let (many, few) = items.split_at(planned.many);
         let heads = self.shape.num_kv_heads;
-        let (whole, parts) = (many.len() * heads, planned.parts);
+        let whole = many.len() * heads;
+        let parts = self.parts(turn.likely_threads(), many.len(), few.len());
         turn.for_each(whole + few.len() * parts, &|thread, index| {
             let memory = &mut memory(thread);
             if index < whole {

@@ -32,6 +32,11 @@ pub fn of_caller() -> CpuSet {
     system::of_caller().unwrap_or_default()
 }
 
+/// The CPU that the calling thread is on; negative where the system does not say.
+pub fn cpu_of_caller() -> i32 {
+    system::cpu_of_caller()
+}
+
 /// Calls `body` on a new thread, which ends with it. What the thread is bound to, the threads that it starts are too.
 ///
 /// # Errors
@@ -99,6 +104,11 @@ mod system {
         of(0)
     }
 
+    pub fn cpu_of_caller() -> i32 {
+        // SAFETY: no arguments.
+        unsafe { libc::sched_getcpu() }
+    }
+
     fn of(thread: libc::pid_t) -> io::Result<CpuSet> {
         let mut cpus = CpuSet::default();
         let words = cpus.words_mut();
@@ -134,6 +144,10 @@ mod system {
 
     pub fn of_caller() -> io::Result<CpuSet> {
         of_main_thread()
+    }
+
+    pub fn cpu_of_caller() -> i32 {
+        -1
     }
 
     pub fn bind(_: &CpuSet) -> io::Result<()> {

@@ -206,7 +206,9 @@ impl Tasks for Jobs {
         let tasks = &self.threads[..self.num_tasks(inside.job.read().count)];
         let task = tasks.get(index as usize);
         match task.map(|task| task.came.swap(true, SeqCst)) {
-            Some(false) => inside.job.work(index as usize),
+            Some(false) => {
+                inside.job.work(index as usize, || {});
+            }
             Some(true) | None => {
                 self.strange_tasks.fetch_add(1, SeqCst);
             }
@@ -223,9 +225,11 @@ impl Present<'_> {
         unsafe { *self.0.job.get() }
     }
 
-    /// Takes pieces until none are left, those of `thread` first.
-    pub fn work(&self, thread: usize) {
+    /// Takes pieces until none are left, those of `thread` first, and calls `after` behind each. Returns how many it
+    /// took.
+    pub fn work(&self, thread: usize, mut after: impl FnMut()) -> usize {
         let (jobs, job) = (self.0, self.read());
+        let mut taken = 0;
         // SAFETY: the closure lives until the job is closed and empty.
         let piece = unsafe { &*job.piece };
         let threads = jobs.threads.len();
@@ -240,8 +244,11 @@ impl Present<'_> {
                     jobs.panic().get_or_insert(panic);
                     jobs.panicked.store(true, SeqCst);
                 }
+                taken += 1;
+                after();
             }
         }
+        taken
     }
 }
 

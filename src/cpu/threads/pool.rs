@@ -40,6 +40,8 @@ enum Crew {
 /// The right to run jobs: while one thread holds it, others wait.
 pub struct Turn<'a> {
     pool: &'a Pool,
+    /// Whether other threads are likely to come for the jobs.
+    helped: bool,
     _lock: MutexGuard<'a, ()>,
 }
 
@@ -98,6 +100,10 @@ impl Pool {
         self.holder.store(this_thread(), Relaxed);
         Turn {
             pool: self,
+            helped: match &self.crew {
+                Crew::Own(workers) => workers.are_likely_to_help(),
+                Crew::Host { .. } => true,
+            },
             _lock: lock,
         }
     }
@@ -140,6 +146,15 @@ impl Crew {
 }
 
 impl Turn<'_> {
+    /// Threads that are likely to compute. Pieces that one thread computes best together may be cut for so many, where
+    /// that changes no result.
+    pub fn likely_threads(&self) -> usize {
+        match self.helped {
+            true => self.pool.num_threads,
+            false => 1,
+        }
+    }
+
     /// Calls `piece(thread, index)` for every index below `count`, each exactly once, and returns when
     /// all have returned. `thread` is below [`Pool::num_threads`] and held by one thread at a time.
     ///
@@ -149,14 +164,14 @@ impl Turn<'_> {
     pub fn for_each(&self, count: usize, piece: &Piece<'_>) {
         let alone = count <= 1;
         match &self.pool.crew {
-            Crew::Own(workers) if !alone && workers.jobs().num_threads() > 1 => {
+            Crew::Own(workers) if !alone && workers.num_threads() > 1 => {
                 // SAFETY: the turn is ours.
                 unsafe {
-                    workers.jobs().run(count, piece, |job| {
-                        workers.wake(count - 1);
-                        job.work(0);
-                    });
+                    workers
+                        .jobs()
+                        .run(count, piece, |job| workers.join(&job, count, self.helped));
                 }
+                workers.job_ended();
             }
             Crew::Host { host, jobs, tasks } if !alone && jobs.num_threads() > 1 => {
                 let num_tasks = jobs.num_tasks(count) as u32;
@@ -178,7 +193,7 @@ impl Drop for Turn<'_> {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let crew = match &self.crew {
-            Crew::Own(workers) => format!("{} own", workers.jobs().num_threads()),
+            Crew::Own(workers) => format!("{} own", workers.num_threads()),
             Crew::Host { host, .. } => format!("{host:?}"),
         };
         write!(f, "Pool({} threads: {crew})", self.num_threads)

@@ -4,7 +4,8 @@
 //! where the host has put it, so a worker that was bound to the same CPU would wait for it, with idle ones beside it.
 
 use super::affinity;
-use super::jobs::Jobs;
+use super::help::{Help, Late};
+use super::jobs::{Jobs, Present};
 use super::waiting::Patience;
 use crate::backend::CpuSet;
 use crate::error::{Error, Result};
@@ -18,8 +19,14 @@ const MAX_THREADS: u32 = 1024;
 
 /// The workers of a pool, which end when this is dropped.
 pub struct Workers {
-    jobs: Arc<Jobs>,
+    shared: Arc<Shared>,
     workers: Vec<Worker>,
+}
+
+/// What the workers and their caller share.
+struct Shared {
+    jobs: Jobs,
+    help: Help,
 }
 
 /// What [`Workers::start`] has started.
@@ -104,24 +111,56 @@ impl Workers {
         num_threads: usize,
         builder: &impl Fn() -> thread::Builder,
     ) -> Result<Workers> {
+        let shared = Shared {
+            jobs: Jobs::new(num_threads),
+            help: Help::default(),
+        };
         let mut workers = Workers {
-            jobs: Arc::new(Jobs::new(num_threads)),
+            shared: Arc::new(shared),
             workers: Vec::new(),
         };
         for index in 1..num_threads {
-            let worker = Worker::start(&workers.jobs, index, builder())?;
+            let worker = Worker::start(&workers.shared, index, builder())?;
             workers.workers.push(worker);
         }
         Ok(workers)
     }
 
+    /// Threads that compute, the caller's among them.
+    pub fn num_threads(&self) -> usize {
+        self.shared.jobs.num_threads()
+    }
+
     /// The jobs that they do.
     pub fn jobs(&self) -> &Jobs {
-        &self.jobs
+        &self.shared.jobs
+    }
+
+    /// Begins a turn of the caller's. Returns whether workers are likely to help it.
+    pub fn are_likely_to_help(&self) -> bool {
+        self.num_threads() > 1 && self.shared.help.is_likely()
+    }
+
+    /// The caller's part of a job of `count` pieces. Workers that sleep are woken before it, or, where they are not
+    /// likely to help, when it has taken long.
+    pub fn join(&self, job: &Present<'_>, count: usize, likely: bool) {
+        let wake = || self.wake(count - 1);
+        if likely {
+            wake();
+            job.work(0, || {});
+        } else {
+            let mut late = Late::new(wake);
+            job.work(0, || late.look());
+        }
+    }
+
+    /// A job that the caller joined has ended.
+    pub fn job_ended(&self) {
+        self.shared.help.job_ended();
     }
 
     /// Wakes those that sleep, up to so many. The others find the open job by themselves.
-    pub fn wake(&self, wanted: usize) {
+    fn wake(&self, wanted: usize) {
         for worker in self.workers.iter().take(wanted) {
             if worker.signals.asleep.swap(false, SeqCst) {
                 worker.handle.unpark();
@@ -164,12 +203,12 @@ fn start_on(
 }
 
 impl Worker {
-    fn start(jobs: &Arc<Jobs>, index: usize, builder: thread::Builder) -> Result<Worker> {
+    fn start(shared: &Arc<Shared>, index: usize, builder: thread::Builder) -> Result<Worker> {
         let signals = Arc::new(Signals::default());
-        let (jobs, theirs) = (Arc::clone(jobs), Arc::clone(&signals));
+        let (shared, theirs) = (Arc::clone(shared), Arc::clone(&signals));
         let thread = builder
             .name(format!("folio-{index}"))
-            .spawn(move || theirs.serve(&jobs, index))
+            .spawn(move || theirs.serve(&shared, index))
             .map_err(|error| {
                 Error::OutOfMemory(format!(
                     "num_threads: thread {index} of the context could not be started ({error}); fewer threads may be"
@@ -184,13 +223,15 @@ impl Worker {
 }
 
 impl Signals {
-    fn serve(&self, jobs: &Jobs, thread: usize) {
+    fn serve(&self, Shared { jobs, help }: &Shared, thread: usize) {
         let mut last = 0;
         let mut patience = Patience::of_worker();
         while !self.stop.load(SeqCst) {
             if let Some(inside) = jobs.enter(Some(last)) {
                 last = inside.sequence;
-                inside.job.work(thread);
+                if inside.job.work(thread, || {}) > 0 {
+                    help.comes();
+                }
                 patience = Patience::of_worker();
             } else if !patience.waits() {
                 self.sleep(jobs, last);
