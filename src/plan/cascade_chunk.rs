@@ -417,13 +417,17 @@ mod tests {
         assert!(cuts.chunk <= 400, "{cuts:?}");
     }
 
-    /// The cuts that were the fastest of those that were set by hand on an H200 (6 of 64 x 8k take as long).
+    /// The cuts that were the fastest of those that were set by hand on an H200 (6 of 64 x 8k take as long, and 8
+    /// of 96 x 32k nearly).
     #[test]
     fn the_fastest_cuts_are_chosen() {
         for (shared, own, chunks) in [
             (parts(1, 256, 8160), 288, 2..=2),
             (parts(1, 256, 32720), 304, 5..=5),
             (parts(1, 64, 8160), 288, 4..=6),
+            (parts(1, 128, 8160), 288, 3..=3),
+            (parts(1, 160, 16320), 320, 3..=3),
+            (parts(1, 96, 32720), 176, 7..=8),
             (
                 [parts(1, 128, 32720), parts(8, 16, 4080)].concat(),
                 304,
