@@ -14,11 +14,13 @@
 //     so that none waits for another's.
 //
 // Compiled once per row of the kernel table, with
-//   FOLIO_Q (f16, bf16; f16 over fp8 also reads queries in fp8), FOLIO_KV (that, e4m3 or e5m2), FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
+//   FOLIO_Q (f16, bf16; f16 over fp8 also reads queries in fp8, and decode in bf16), FOLIO_KV (that, e4m3 or e5m2),
+//   FOLIO_HEAD_DIM_QK, FOLIO_HEAD_DIM_VO (padded dims),
 //   FOLIO_Q_TILE (rows), FOLIO_KV_TILE (keys), FOLIO_THREADS, FOLIO_SHARED_BYTES, FOLIO_STAGES, FOLIO_WARPS_M,
 //   FOLIO_WARPS_D.
 #include "core/fp8_queries.cuh"
 #include "core/tile.cuh"
+#include "generic/bf16_queries.cuh"
 #include "generic/fragments.cuh"
 #include "generic/key_tiles.cuh"
 #include "generic/score_bias.cuh"
@@ -48,6 +50,10 @@ constexpr int KEYS = FOLIO_KV_TILE, STAGES = FOLIO_STAGES, COLUMNS = DIM_VO / WA
 constexpr bool WIDENS = Cached::IS_FP8 && WARPS_M == SHARERS && SHARERS > 1;
 typedef ProductType<WIDENS>::Type Multiplied;
 constexpr bool FP8 = Multiplied::IS_FP8;
+// Decode for fp16 takes queries in bf16 too. (Tiles of wider rows, where all registers are taken, are 3 % slower so; two blocks of
+// prefill of head_dim 128, which has more rows, fill the shared memory of compute capability 8.6 and 8.9.)
+constexpr bool NARROWS = Cached::IS_FP8 && !Query::IS_BF16 && SHARERS == 1;
+static_assert(!NARROWS || (DIM_QK % 64 == 0 && ROWS <= 32), "whole pieces of few rows");
 // Registers for addresses that all iterations of the loop over keys have in common.
 constexpr bool HAS_SPARE = WARPS_N > 1 || DIM_QK == DIM_VO;
 static_assert(Cache::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
@@ -91,14 +97,18 @@ struct Lane {
     __device__ __forceinline__ u32 seldom_tile_row(int m, int half) const { return kept(tile_row(m, half)); }
 };
 
+// Rows of the tile that a warp copies.
+constexpr int COPIED_ROWS = ROWS / (SHARERS * WARPS_N);
+
+__device__ __forceinline__ u32 first_copied_row() { return threadIdx.x / 32 * COPIED_ROWS; }
+
 __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, const FolioGenericParams &g,
                                              const Work &work, u32 q_tile) {
-    constexpr int WARPS = SHARERS * WARPS_N, PER_WARP = ROWS / WARPS;
-    const u32 first = threadIdx.x / 32 * PER_WARP;
+    const u32 first = first_copied_row();
     const u32 row = work.first_row + first + threadIdx.x % 32;
     const bool fp8 = !Query::IS_BF16 && Cached::IS_FP8 && queries_are_fp8(p);
     const void *address = nullptr;
-    if (threadIdx.x % 32 < PER_WARP && row < work.num_rows) {
+    if (threadIdx.x % 32 < COPIED_ROWS && row < work.num_rows) {
         const i64 token = static_cast<i64>(work.item->q_token) + row / work.group;
         const i64 head = work.kv_head * work.group + row % work.group;
         const i64 element = token * p.q.stride_token + head * p.q.stride_head;
@@ -106,10 +116,10 @@ __device__ __forceinline__ void copy_queries(const FolioAttentionParams &p, cons
     }
     if (fp8) {
         const bool is_e4m3 = p.flags & FOLIO_QUERIES_E4M3;
-        copy_fp8_rows<PER_WARP, Q_BYTES>(q_tile, first, address, g.head_dim_qk, g.q_copy_bytes, is_e4m3);
+        copy_fp8_rows<COPIED_ROWS, Q_BYTES>(q_tile, first, address, g.head_dim_qk, g.q_copy_bytes, is_e4m3);
         return;
     }
-    copy_rows<PER_WARP, Q_BYTES>(q_tile, first, address, 2 * g.head_dim_qk, g.q_copy_bytes);
+    copy_rows<COPIED_ROWS, Q_BYTES>(q_tile, first, address, 2 * g.head_dim_qk, g.q_copy_bytes);
 }
 
 typedef KeyTiles<Cache, KEYS, KEYS / SHARERS, DIM_QK, DIM_VO, HAS_SPARE> Keys;
@@ -154,6 +164,24 @@ __device__ __forceinline__ void multiply_qk(Scores &s, u32 queries, u32 keys) {
 
 // What each row of the tile sees by base mask and window.
 __shared__ KeyRange row_keys[ROWS];
+
+// What each was divided by, where queries in bf16 became fp16, and whether they have different powers.
+__shared__ float row_powers[NARROWS ? ROWS : 1];
+__shared__ bool powers_differ;
+
+// Rows that are bf16 become fp16; all threads have asked for theirs before the last group of copies. Returns what all were
+// divided by, or 1 where their powers differ.
+__device__ __forceinline__ float narrow_queries(u32 q_tile) {
+    const NarrowedRows<COPIED_ROWS, Q_BYTES> rows = {q_tile, first_copied_row()};
+    cp_async_wait<1>();
+    __syncwarp();
+    rows.find_powers(row_powers);
+    __syncthreads();
+    const float power = power_of_all(row_powers, ROWS);
+    rows.divide(row_powers, power);
+    if (threadIdx.x == 0) powers_differ = power == 0.0f;
+    return power > 0.0f ? power : 1.0f;
+}
 
 // Each warp has all rows and some keys: their states are merged through shared memory, where the ring was.
 __device__ __forceinline__ void store_states_of_warps(const FolioAttentionParams &p, const FolioGenericParams &g,
@@ -263,11 +291,17 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
 
     write_row_keys(row_keys, p, work);
     copy_queries(p, g, work, q_tile);
+    if constexpr (NARROWS) cp_async_commit();
     if (tile * KEYS < keys.end) {
         loader.copy_keys(ring);
         if constexpr (STAGES == 2) loader.copy_values(ring + KEYS * K_BYTES), loader.advance(WARPS_N);
     }
     cp_async_commit();
+    float power = 1.0f;
+    if constexpr (NARROWS) {
+        powers_differ = false;
+        if (queries_are_bf16(p)) power = narrow_queries(q_tile);
+    }
     // Where warps have keys of their own, they do not wait for each other's queries again.
     if constexpr (WARPS_N > 1) cp_async_wait<0>();
     __syncthreads();
@@ -278,7 +312,11 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
     const u32 value_at = kept_if<HAS_SPARE>(
         value_fragment<VRow>(WIDENS ? wide : ring + KEYS * K_BYTES + lane.warp_d * Cache::row_bytes(COLUMNS)));
     const KeyRange of_all = keys_of_all_rows(row_keys, p, work, lane.warp_m * ROWS_PER_WARP, ROWS_PER_WARP, keys);
-    const Logits logits(p, work, g.bias.data);
+    Logits logits(p, work, g.bias.data);
+    if constexpr (NARROWS) {
+        logits.scale = scale_of_divided(logits.scale, power);
+        logits.are_products &= !powers_differ;
+    }
     Softmax softmax;
     Outputs o = {};
     for (int stage = 0; tile * KEYS < keys.end; tile += WARPS_N, stage = STAGES - 1 - stage) {
@@ -303,7 +341,10 @@ __device__ __forceinline__ void attend(const FolioAttentionParams &p, const Foli
         const KeyRange span = {tile * KEYS, tile * KEYS + KEYS};
         Scores s = {};
         multiply_qk<Multiplied>(s, query_at, key_at + stage * STAGE_BYTES);
-        if (!logits.are_products) apply_rule(s, p, work, logits, lane, span.begin);
+        if (!logits.are_products) {
+            if (NARROWS && powers_differ) multiply_rows(s, row_powers, lane);
+            apply_rule(s, p, work, logits, lane, span.begin);
+        }
         if (span.begin < of_all.begin || span.end > of_all.end) hide(s, row_keys, p, work, lane, keys, span.begin);
         if (is_biased(g.bias, work.request, span))
             add_bias(s, g.bias, work, kept(lane.warp_m * ROWS_PER_WARP), span.begin);

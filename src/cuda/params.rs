@@ -26,6 +26,8 @@ pub const ROUNDED_LATER: u32 = 0x1000;
 pub const QUERIES_E4M3: u32 = 0x100;
 /// `FOLIO_QUERIES_E5M2` of `kernels/params/query_type.h`.
 pub const QUERIES_E5M2: u32 = 0x200;
+/// `FOLIO_QUERIES_BF16` of `kernels/params/bf16_queries.h`.
+pub const QUERIES_BF16: u32 = 0x2000;
 
 /// `FolioMask`.
 #[repr(i32)]

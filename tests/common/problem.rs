@@ -39,6 +39,8 @@ pub struct Problem {
     pub rounds_rows: bool,
     /// What the cache holds is so many powers of two larger. Only where its scales are float32, for numbers of any size.
     pub cache_exponent: i32,
+    /// Queries of even and of odd heads are so many powers of two larger.
+    pub query_exponents: [i32; 2],
     pub values: ValueRows,
     pub seed: u64,
 }
@@ -307,6 +309,7 @@ impl Problem {
             new_kv: None,
             rounds_rows: false,
             cache_exponent: 0,
+            query_exponents: [0; 2],
             values: ValueRows::Normal,
             seed: 1,
         }

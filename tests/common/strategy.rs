@@ -44,6 +44,7 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = Problem> {
                 new_kv: None,
                 rounds_rows: false,
                 cache_exponent: 0,
+                query_exponents: [0; 2],
                 values: ValueRows::Normal,
                 seed,
             };

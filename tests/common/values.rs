@@ -45,7 +45,8 @@ impl<'a> Values<'a> {
             return f64::NAN;
         }
         let hash = self.hash(Of::Query, [tag, i as u64, head as u64, d as u64]);
-        rounded(self.problem.q_dtype, normal(hash))
+        let factor = 2f64.powi(self.problem.query_exponents[head % 2]);
+        rounded(self.problem.q_dtype, normal(hash) * factor)
     }
 
     pub fn k(&self, b: usize, j: usize, head: usize, d: usize) -> f64 {

@@ -192,6 +192,87 @@ pub fn wide_rows() {
     }
 }
 
+/// Queries in bf16 beyond the range of fp16, and below it, over fp8 caches: decode's rows become fp16 whatever their size is.
+pub fn bf16_queries_of_any_size() {
+    for (exponents, dim) in [
+        ([50, 50], 512),
+        ([-50, -50], 512),
+        ([50, 50], 128),
+        ([-50, -50], 64),
+    ] {
+        for layer in layers() {
+            check_queries(
+                Kind::Decode,
+                &[(1, 3000), (2, 17), (0, 40)],
+                dim,
+                exponents,
+                &layer,
+            );
+            check_queries(
+                Kind::Prefill,
+                &[(50, 90), (1, 1500), (33, 20)],
+                dim,
+                exponents,
+                &layer,
+            );
+        }
+    }
+}
+
+/// The same near the ends of bf16's range, of rows of zeros, and of heads of different sizes, by the kernels for few rows.
+pub fn bf16_queries_of_extreme_sizes() {
+    let lens = [(1, 700), (2, 17), (0, 40)];
+    for dim in [64, 128, 192] {
+        for exponents in [
+            [100, 100],
+            [-100, -100],
+            [-200, -200],
+            [50, 41],
+            [50, 0],
+            [0, -50],
+            [50, -200],
+        ] {
+            for layer in layers() {
+                check_queries(Kind::Decode, &lens, dim, exponents, &layer);
+            }
+        }
+        for requests in [[(2, 700), (1, 5)], [(8, 700), (7, 90)]] {
+            check_queries(Kind::Decode, &requests, dim, [0, -50], &Layer::plain());
+        }
+    }
+}
+
+/// Logits are of the usual size in the larger of two neighbouring heads, or too small to differ.
+fn check_queries(
+    kind: Kind,
+    lens: &[(u32, u32)],
+    dim: u32,
+    query_exponents: [i32; 2],
+    layer: &Layer,
+) {
+    // Runs take scales up to 2^60. To rows of zeros one is given that fp32 has no product of with the least power of two.
+    let exponent = match query_exponents[0] {
+        ..-150 => 40,
+        exponent => exponent.max(-59),
+    };
+    let sm_scale = 2f32.powi(-exponent) / (dim as f32).sqrt();
+    let session = session();
+    for kv_dtype in [DType::F8E4M3, DType::F8E5M2] {
+        let problem = Problem {
+            kind,
+            kv_dtype,
+            query_exponents,
+            layer: Layer {
+                sm_scale,
+                ..layer.clone()
+            },
+            ..Problem::plain(lens).of(DType::BF16).heads(6, 2, dim)
+        };
+        let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+        assert_right(&problem, &got);
+    }
+}
+
 /// Random problems whose keys, values or both are wider by 256.
 pub fn random_wide_rows() {
     let session = session();

@@ -86,6 +86,16 @@ fn main() -> ExitCode {
         case("head_dims", (), head_dims::every_pair_of_widths),
         case("head_dims_of_split_rows", (), head_dims::split_rows),
         case("wide_rows", (), head_dims::wide_rows),
+        case(
+            "bf16_queries_of_any_size",
+            (),
+            head_dims::bf16_queries_of_any_size,
+        ),
+        case(
+            "bf16_queries_of_extreme_sizes",
+            (),
+            head_dims::bf16_queries_of_extreme_sizes,
+        ),
         case("random_wide_rows", (), head_dims::random_wide_rows),
         case("split_keys", (), problems::split_keys),
         case("prefill_soft_caps", (), prefill_logits::soft_caps),

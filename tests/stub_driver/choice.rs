@@ -3,7 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, QUERIES_E4M3, QUERIES_E5M2};
+use folio::cuda::params::{
+    CombineParams, DecodeParams, GenericParams, QUERIES_BF16, QUERIES_E4M3, QUERIES_E5M2,
+};
 use folio::dtype::DType;
 use folio::error::{Error, Result};
 use folio::log::{Level, Logger};
@@ -135,7 +137,7 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     }
 }
 
-/// Kernels for fp16 queries over fp8 caches take queries in fp8, and Hopper's decode in bf16, and are told of their type.
+/// Kernels for fp16 queries over fp8 caches take queries in fp8, and decode in bf16, and are told of their type.
 pub fn queries_over_fp8() {
     let context = context();
     let recorder = Recorder::new();
@@ -183,7 +185,8 @@ pub fn queries_over_fp8() {
         let launched = &recorder.launches()[0];
         assert_eq!(launched.name(), "folio_attention");
         let params = launched.params::<GenericParams>();
-        assert_eq!((params.attention.flags, params.q_copy_bytes), (flag, 2));
+        let flags = flag | (QUERIES_BF16 * bf16_queries);
+        assert_eq!((params.attention.flags, params.q_copy_bytes), (flags, 2));
     }
 }
 

@@ -137,7 +137,7 @@ pub fn portable_rows_by_their_number() {
         (17, 128, BF16, "decode_sm80_bf16_d128_q32"),
         (32, 72, BF16, "decode_sm80_bf16_d128_q32"),
         (33, 128, BF16, "prefill_sm80_bf16_d128_q128"),
-        (64, 64, E4M3, "decode_sm80_bf16_kve4m3_d64_q32"),
+        (64, 64, E4M3, "decode_sm80_f16_kve4m3_d64_q32"),
         (65, 64, E4M3, "prefill_sm80_bf16_kve4m3_d64_q128"),
         (16, 192, BF16, "decode_sm80_bf16_d256_q16"),
         (17, 192, BF16, "prefill_sm80_bf16_d256_q64"),

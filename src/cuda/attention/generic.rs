@@ -11,7 +11,10 @@ use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{
     AttentionQuery, AttentionRow, MOST_HEAD_DIM, Phase, candidates, unsupported,
 };
-use crate::cuda::params::{BiasParams, Cache, Divisor, GenericParams, dtype_code, row_alignment};
+use crate::cuda::params::{
+    AttentionParams, BiasParams, Cache, Divisor, GenericParams, QUERIES_BF16, dtype_code,
+    row_alignment,
+};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, SmallItems, Tiling, Workers};
@@ -34,6 +37,8 @@ struct Dims {
     head_dim_vo: u32,
     o_dtype: DType,
     page_size: Divisor,
+    /// Flags beside those of a run.
+    flags: u32,
 }
 
 impl Generic {
@@ -69,6 +74,10 @@ impl Generic {
                 head_dim_vo: desc.head_dim_vo,
                 o_dtype: desc.o_dtype,
                 page_size: Divisor::new(desc.kv.page_size()),
+                flags: match (desc.q_dtype, row.types.q) {
+                    (DType::BF16, DType::F16) => QUERIES_BF16,
+                    _ => 0,
+                },
             },
             group_size,
             num_kv_heads: desc.num_kv_heads,
@@ -192,7 +201,10 @@ impl Generic {
     /// The same of keys that are whole, wherever they are.
     fn params_over(&self, inputs: &Inputs<'_>, run: &Run<'_>) -> GenericParams {
         GenericParams {
-            attention: inputs.params,
+            attention: AttentionParams {
+                flags: inputs.params.flags | self.params.flags,
+                ..inputs.params
+            },
             head_dim_qk: self.params.head_dim_qk,
             head_dim_vo: self.params.head_dim_vo,
             row_tiles: self.row_tiles(run),

@@ -245,15 +245,19 @@ impl Variant {
 
     /// Whether a row of the variant, compiled for these types, takes queries of another. Those in fp8 become fp16, which
     /// holds every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
-    /// Hopper's decode over elements of 8 bits or less divides rows of queries in bf16 so that fp16 holds them.
+    /// Rows of queries in bf16 are divided so that fp16 holds them, by the same kernels, and by Hopper's decode over other
+    /// elements of 8 bits or less.
     fn converts(self, types: AttentionTypes, q: DType) -> bool {
-        let widens_fp8 = q.is_fp8() && types.q == DType::F16 && types.kv.is_fp8();
+        let over_fp8 = types.q == DType::F16 && types.kv.is_fp8();
+        let (widens_fp8, narrows_bf16) = (over_fp8 && q.is_fp8(), over_fp8 && q == DType::BF16);
         match self {
-            Variant::Generic { .. } => widens_fp8,
-            Variant::Sm90Decode {
+            // Tiles whose rows the warps divide have a variant for bf16.
+            Variant::Generic { warps_m, .. } if warps_m > 1 => widens_fp8,
+            Variant::Generic { .. }
+            | Variant::Sm90Decode {
                 scales: CacheScales::Heads,
                 ..
-            } => widens_fp8 || q == DType::BF16 && types.kv.is_fp8(),
+            } => widens_fp8 || narrows_bf16,
             Variant::Sm90Decode { .. } => q == DType::BF16,
             _ => false,
         }
