@@ -8,21 +8,16 @@
 
 namespace folio::mla_few {
 
-// One row tile of a work item. Rows are (token, head) pairs: row = token * num_heads + head.
+// A work item, which has no more rows than a tile: problems with more are other kernels'. Rows are (token, head) pairs:
+// row = token * num_heads + head.
 struct Unit {
     FolioWorkItem work;
-    u32 first_row, num_rows;
+    u32 num_rows;
 };
-
-__device__ __forceinline__ u32 num_units(const FolioMlaFewParams &params) {
-    return params.mla.attention.plan.counts[0] * params.mla.row_tiles;
-}
 
 __device__ __forceinline__ Unit read_unit(const FolioMlaFewParams &params, u32 index) {
     const FolioAttentionParams &p = params.mla.attention;
-    // Nearly always one tile: a division would delay the first load.
-    const u32 item = params.mla.row_tiles == 1 ? index : index / params.mla.row_tiles;
-    const uint4 *words = reinterpret_cast<const uint4 *>(p.plan.items + item);
+    const uint4 *words = reinterpret_cast<const uint4 *>(p.plan.items + index);
     const uint4 a = words[0], b = words[1], c = words[2];
     Unit unit;
     unit.work = {a.x,
@@ -36,9 +31,8 @@ __device__ __forceinline__ Unit read_unit(const FolioMlaFewParams &params, u32 i
                  static_cast<i64>(static_cast<u64>(c.y) << 32 | c.x),
                  static_cast<i32>(c.z),
                  static_cast<i32>(c.w)};
-    unit.first_row = (index - item * params.mla.row_tiles) * ROWS;
     const u32 rows = existing_rows(p, unit.work.q_token, unit.work.q_len) * p.num_qo_heads;
-    unit.num_rows = rows <= unit.first_row ? 0 : min(rows - unit.first_row, static_cast<u32>(ROWS));
+    unit.num_rows = min(rows, static_cast<u32>(ROWS));
     return unit;
 }
 
@@ -48,7 +42,7 @@ template <class Work>
 __device__ __forceinline__ void for_each_unit(const FolioMlaFewParams &params, Work &&work) {
     // Asked for at once: a unit that the number of units says is not there is one round trip cheaper than to wait for it.
     Unit unit = read_unit(params, blockIdx.x);
-    const u32 count = num_units(params);
+    const u32 count = params.mla.attention.plan.counts[0];
     u32 index = blockIdx.x;
     bool backwards = false;
 #pragma unroll 1
@@ -67,9 +61,9 @@ struct TokenHead {
 
 // Row `row` of the unit; rows past the last repeat the last, and their results are dropped.
 __device__ __forceinline__ TokenHead token_head(const FolioMlaFewParams &params, const Unit &unit, u32 row) {
-    const u32 of_item = unit.first_row + min(row, unit.num_rows - 1);
-    const u32 token = divide(of_item, params.mla.num_heads);
-    return {token, of_item - token * params.mla.num_heads.divisor};
+    const u32 existing = min(row, unit.num_rows - 1);
+    const u32 token = divide(existing, params.mla.num_heads);
+    return {token, existing - token * params.mla.num_heads.divisor};
 }
 
 __device__ __forceinline__ KeyRange row_keys(const FolioMlaFewParams &params, const Unit &unit, u32 token) {

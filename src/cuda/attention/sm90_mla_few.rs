@@ -80,10 +80,6 @@ impl Sm90MlaFew {
         }))
     }
 
-    fn row_tiles(&self, tokens: u32) -> u32 {
-        self.dims.row_tiles(tokens, self.row.shape.q_tile)
-    }
-
     /// 8-token groups from page to page; `None` where pages are not a whole number of them apart, or a map could not
     /// describe the cache at all.
     fn page_step(&self, cache: &Tensor) -> Option<u32> {
@@ -142,14 +138,12 @@ impl AttentionKernel for Sm90MlaFew {
     }
 
     fn tiling(&self) -> Tiling {
-        let row_tiles = self.row_tiles(self.desc.max_qo_len);
-        let at_a_time = (self.sm_count / row_tiles).max(1);
         Tiling {
-            // The row tiles of an item are neighbouring units: all but the first find the keys in L2.
+            // All rows of a request are one tile.
             q_tile: self.desc.max_qo_len,
             kv_unit: 128,
-            max_splits: at_a_time,
-            max_shares: at_a_time,
+            max_splits: self.sm_count,
+            max_shares: self.sm_count,
             // Its memory is shared by whoever still has items, and those of fp8 records take longer beside their keys.
             takes_shares: false,
             least_gain: 0,
@@ -158,7 +152,7 @@ impl AttentionKernel for Sm90MlaFew {
             own_key_bytes: 0,
             workers: Workers {
                 all: self.sm_count,
-                of_item: row_tiles,
+                of_item: 1,
                 small: SmallItems::NONE,
             },
         }
@@ -182,13 +176,12 @@ impl AttentionKernel for Sm90MlaFew {
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
-        let row_tiles = self.row_tiles(run.q_tile);
         let one_record = is_one_record(run);
         let box_tokens = self.box_tokens(one_record);
         let page_step = |cache: &Tensor| self.page_step(cache).unwrap_or_default();
         let (latent, rope) = (&run.args.k, run.args.k_rope.as_ref());
         let params = MlaFewParams {
-            mla: self.dims.params(run, row_tiles),
+            mla: self.dims.params(run, 1),
             kv_evict_first: u32::from(self.evict_first(run)),
             one_record: u32::from(one_record),
             boxes_log2: (SLOT_TOKENS / box_tokens).ilog2(),
@@ -196,9 +189,8 @@ impl AttentionKernel for Sm90MlaFew {
             rope_page_step: rope.map_or(0, page_step),
             reserved: 0,
         };
-        let units = u64::from(run.num_items) * u64::from(row_tiles);
         let launch = Launch {
-            grid: [units.min(u64::from(self.sm_count)) as u32, 1, 1],
+            grid: [run.num_items.min(self.sm_count), 1, 1],
             threads: self.row.shape.threads,
             cluster: 1,
             dependent: true,
