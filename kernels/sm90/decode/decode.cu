@@ -8,8 +8,8 @@
 // barrier, or several that wait for each other after every tile. The results are merged through shared memory.
 //
 // The kernel table's defines (FOLIO_Q_TILE: packed rows per KV head; FOLIO_KV_TILE: keys of a warp's step), and
-// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each. FOLIO_CACHE_FORM: form.cuh. FOLIO_TAKES_NEW_TOKENS:
-// whether there is the kernel that makes queries and keys itself (new_tokens.cuh).
+// FOLIO_DECODE_HEADS, KV heads of a CTA: 1, or 2 with 8 rows each. FOLIO_CACHE_FORM: form.cuh. FOLIO_BY_TMA, FOLIO_GATHERED and
+// FOLIO_TAKES_NEW_TOKENS: which kernels there are, of them that which makes queries and keys itself (new_tokens.cuh).
 #include "sm90/decode/output.cuh"
 
 namespace folio::decode {
@@ -127,6 +127,7 @@ typedef TileLoader<Shape, TmaLoader<Shape>> Boxes;
 
 }  // namespace folio::decode
 
+#if FOLIO_BY_TMA
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
     folio_sm90_decode_tma(const __grid_constant__ folio::decode::Params params,
                           const __grid_constant__ folio::TensorMap k_map,
@@ -134,12 +135,15 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
     using namespace folio::decode;
     run<Boxes>(params, &k_map, &v_map, CachedTokens());
 }
+#endif
 
+#if FOLIO_GATHERED
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)
     folio_sm90_decode_gather(const __grid_constant__ folio::decode::Params params) {
     using namespace folio::decode;
     run<TileLoader<Shape, GatherLoader<Shape>>>(params, nullptr, nullptr, CachedTokens());
 }
+#endif
 
 #if FOLIO_TAKES_NEW_TOKENS
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 2)

@@ -58,6 +58,8 @@ pub enum Variant {
         products: Products,
         /// Who makes queries and keys of new tokens.
         tokens: Tokens,
+        /// No row of the same types and sizes has its keys in the other way: their image has no kernel for that.
+        is_alone: bool,
     },
     /// `sm90/prefill/prefill.cu`.
     Sm90Prefill {
@@ -231,6 +233,7 @@ impl Variant {
                 heads,
                 scales,
                 products,
+                is_alone,
                 ..
             } => Variant::Sm90Decode {
                 keys,
@@ -238,6 +241,29 @@ impl Variant {
                 scales,
                 products,
                 tokens: Tokens::New,
+                is_alone,
+            },
+            other => other,
+        }
+    }
+
+    /// The variant of a row that has no twin with its keys in the other way; itself where that is never compiled apart.
+    pub const fn alone(self) -> Variant {
+        match self {
+            Variant::Sm90Decode {
+                keys,
+                heads,
+                scales,
+                products,
+                tokens,
+                ..
+            } => Variant::Sm90Decode {
+                keys,
+                heads,
+                scales,
+                products,
+                tokens,
+                is_alone: true,
             },
             other => other,
         }
@@ -289,26 +315,36 @@ impl Variant {
             ],
             Variant::GenericStored | Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
             Variant::Sm90Decode {
+                keys,
                 heads,
                 scales,
                 products,
+                is_alone,
                 ..
-            } => vec![
-                format!("FOLIO_DECODE_HEADS={heads}"),
-                format!("FOLIO_CACHE_FORM={}", scales.form()),
-                format!(
-                    "FOLIO_DECODE_WARPGROUP={}",
-                    u32::from(products == Products::OfWarpgroup)
-                ),
-                format!(
-                    "FOLIO_TAKES_NEW_TOKENS={}",
-                    u32::from(takes_new_tokens(scales, products, types, shape))
-                ),
-                format!(
-                    "FOLIO_NEW_TOKENS_BYTES={}",
-                    new_tokens_bytes(heads, types, shape)
-                ),
-            ],
+            } => {
+                let mut defines = vec![
+                    format!("FOLIO_DECODE_HEADS={heads}"),
+                    format!("FOLIO_CACHE_FORM={}", scales.form()),
+                    format!(
+                        "FOLIO_DECODE_WARPGROUP={}",
+                        u32::from(products == Products::OfWarpgroup)
+                    ),
+                    format!(
+                        "FOLIO_TAKES_NEW_TOKENS={}",
+                        u32::from(takes_new_tokens(scales, products, types, shape))
+                    ),
+                    format!(
+                        "FOLIO_NEW_TOKENS_BYTES={}",
+                        new_tokens_bytes(heads, types, shape)
+                    ),
+                ];
+                if products == Products::OfWarps {
+                    let has = |other| u32::from(keys == other || !is_alone);
+                    defines.push(format!("FOLIO_BY_TMA={}", has(KeySource::Tma)));
+                    defines.push(format!("FOLIO_GATHERED={}", has(KeySource::Gather)));
+                }
+                defines
+            }
             Variant::Sm90Prefill {
                 kv,
                 rope_dim,

@@ -91,7 +91,7 @@ const PAIRS_HALF_BY_TMA_ALONE: Family = Family {
         // Four warps have no room for two stages each.
         shape((112, 112), 8, 16, 3),
     ],
-    ..by_tma(PAIRS_HALF)
+    ..alone(by_tma(PAIRS_HALF))
 };
 
 const PAIRS_FP8: Family = Family {
@@ -108,7 +108,7 @@ const PAIRS_FP8: Family = Family {
 /// Atoms of 32 bytes.
 const PAIRS_FP8_BY_TMA_ALONE: Family = Family {
     shapes: &[shape((96, 96), 8, 16, 4)],
-    ..by_tma(PAIRS_FP8)
+    ..alone(by_tma(PAIRS_FP8))
 };
 
 const SINGLE_HALF: Family = Family {
@@ -165,6 +165,7 @@ const WARPGROUP_FP8: Family = Family {
         scales: CacheScales::Heads,
         products: Products::OfWarpgroup,
         tokens: Tokens::Cached,
+        is_alone: false,
     },
     source: "sm90/decode_warpgroup/decode_warpgroup.cu",
     symbol: "folio_sm90_decode_warpgroup_gather",
@@ -241,12 +242,12 @@ const PAIRS_WITH_ZERO_POINTS: Family = Family {
 /// of 128 columns have no registers.
 const WIDE_PAIRS_WITH_ZERO_POINTS: Family = Family {
     shapes: &[shape((128, 128), 8, 32, 4)],
-    ..by_tma(PAIRS_WITH_ZERO_POINTS)
+    ..alone(by_tma(PAIRS_WITH_ZERO_POINTS))
 };
 
 const NARROW_PAIRS_WITH_ZERO_POINTS: Family = Family {
     shapes: &[shape((128, 128), 8, 16, 4)],
-    ..PAIRS_WITH_ZERO_POINTS
+    ..alone(PAIRS_WITH_ZERO_POINTS)
 };
 
 const ROWS_WITH_ZERO_POINTS: Family = Family {
@@ -292,6 +293,7 @@ const fn gathered_stored(heads: u32, scales: CacheScales) -> Variant {
         scales,
         products: Products::OfWarps,
         tokens: Tokens::Cached,
+        is_alone: false,
     }
 }
 
@@ -302,6 +304,7 @@ const fn by_tma(family: Family) -> Family {
         scales,
         products,
         tokens,
+        is_alone,
         ..
     } = family.variant
     else {
@@ -314,11 +317,20 @@ const fn by_tma(family: Family) -> Family {
             scales,
             products,
             tokens,
+            is_alone,
         },
         symbol: match products {
             Products::OfWarps => "folio_sm90_decode_tma",
             Products::OfWarpgroup => "folio_sm90_decode_warpgroup_tma",
         },
+        ..family
+    }
+}
+
+/// The family without a twin that has its keys in the other way.
+const fn alone(family: Family) -> Family {
+    Family {
+        variant: family.variant.alone(),
         ..family
     }
 }
@@ -406,8 +418,35 @@ fn bytes_of_rings(
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::takes_new_tokens;
+    use super::super::row::{AttentionRow, takes_new_tokens};
     use super::*;
+
+    /// An image has the kernels that rows name, and no others.
+    #[test]
+    fn rows_without_a_twin_are_alone() {
+        let rows: Vec<_> = FAMILIES.iter().flat_map(Family::rows).collect();
+        let parts = |row: &AttentionRow| {
+            let Variant::Sm90Decode {
+                keys,
+                heads,
+                scales,
+                products,
+                is_alone,
+                ..
+            } = row.variant
+            else {
+                panic!("{}: a row of another kernel", row.row.name);
+            };
+            let image = (heads, scales, products, row.types, row.shape);
+            (image, keys, is_alone)
+        };
+        for row in &rows {
+            let (image, keys, is_alone) = parts(row);
+            let has_twin = (rows.iter().map(parts))
+                .any(|(other_image, other_keys, _)| other_image == image && other_keys != keys);
+            assert_ne!(has_twin, is_alone, "{}", row.row.name);
+        }
+    }
 
     /// Where a source has the kernel for new tokens, there is a row for it, and nowhere else.
     #[test]
