@@ -81,15 +81,25 @@ public:
         }
     }
 
-    __device__ __forceinline__ void move(const Stage &stage, u32 n) {
+    __device__ __forceinline__ void take(const Stage &stage, u32 n) {
+#pragma unroll
+        for (u32 i = 0; i < VECTORS; i++) {
+            taken[i / (2 * OF_PIECE)].halves[i / OF_PIECE % 2].elements.vectors[i % OF_PIECE] = stage.take(i);
+        }
         find_angles(stage, n);
+    }
+
+    __device__ __forceinline__ void write(u32 n) {
         Cached::Storage *cached = of.cached ? cached_token(p, slots.at(p.append, tokens, n)) : nullptr;
         if (cached) cached += head * p.append.k.cache.stride_head + lane.pieces.begin[0];
         Source::Storage *to = out.first;
         // Not unrolled: the norm is long, and its weights would take registers for every row.
 #pragma unroll 1
         for (u32 row = 0; row < ROWS; row++) {
-            move_row(taken(stage, row), row, to, cached);
+            lane.pieces.take(taken[0]);
+#pragma unroll
+            for (u32 next = 1; next < ROWS; next++) taken[next - 1] = taken[next];
+            write_row(row, to, cached);
             if (to) to += out.to_next_row;
             if (cached) cached += (WARP >> p.log2_lanes) * p.append.k.cache.stride_head;
         }
@@ -139,18 +149,7 @@ private:
         load_numbers<T>(lane.angles.sin, static_cast<const typename T::Storage *>(sin) + at, VECTOR, true);
     }
 
-    static __device__ __forceinline__ RowPieces::Fetched<Source> taken(const Stage &stage, u32 row) {
-        RowPieces::Fetched<Source> in;
-#pragma unroll
-        for (u32 i = 0; i < 2 * OF_PIECE; i++) {
-            in.halves[i / OF_PIECE].elements.vectors[i % OF_PIECE] = stage.take(row * 2 * OF_PIECE + i);
-        }
-        return in;
-    }
-
-    __device__ __forceinline__ void move_row(const RowPieces::Fetched<Source> &in_row, u32 row, Source::Storage *to,
-                                             Cached::Storage *cached) {
-        lane.pieces.take(in_row);
+    __device__ __forceinline__ void write_row(u32 row, Source::Storage *to, Cached::Storage *cached) {
         compute_row<Source>(p, lane, of.weight, of.weight_dtype, true);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -170,6 +169,7 @@ private:
     Lane lane;
     const u32 between_halves;
     MovingRows<Source> in, out;
+    RowPieces::Fetched<Source> taken[ROWS];  // of one token
 };
 
 }  // namespace folio

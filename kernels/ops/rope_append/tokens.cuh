@@ -63,7 +63,7 @@ struct Stage {
 constexpr u32 STAGES = 4;
 typedef Stage Stages[STAGES];
 
-// Rows: fetch(stage, n) asks for what the n-th token needs, and move(stage, n) writes what comes of it.
+// Rows: fetch(stage, n) asks for what the n-th token needs, take(stage, n) reads it then, and write(n) writes what comes of it.
 template <class Rows>
 __device__ __forceinline__ void move_in_turn(Rows &rows, const Tokens &tokens, Stages &stages) {
     // Asked for at one place: code comes from memory too.
@@ -76,8 +76,9 @@ __device__ __forceinline__ void move_in_turn(Rows &rows, const Tokens &tokens, S
         if (tokens.at(n) >= tokens.end) return;
         cp_async_wait<STAGES - 1>();
         __syncwarp();  // lanes read what others asked for
-        rows.move(stages[n % STAGES], n);
+        rows.take(stages[n % STAGES], n);
         __syncwarp();  // all have read what is written next
+        rows.write(n);
     }
 }
 

@@ -25,18 +25,19 @@ public:
         }
     }
 
-    __device__ __forceinline__ void move(const Stage &stage, u32 n) {
+    __device__ __forceinline__ void take(const Stage &stage, u32) {
+#pragma unroll
+        for (u32 i = 0; i < VECTORS; i++) taken[i / OF_PIECE].vectors[i % OF_PIECE] = stage.take(i);
+    }
+
+    __device__ __forceinline__ void write(u32 n) {
         const i64 slot = slots.at(p, tokens, n);
         if (slot < 0 || slot >= p.num_slots) return;
         const CacheSlot at = place(p, slot);
 #pragma unroll
         for (u32 i = 0; i < PIECES; i++) {
-            if (!exists(i)) continue;
-            Elements<VECTOR, Source> in;
-#pragma unroll
-            for (u32 j = 0; j < OF_PIECE; j++) in.vectors[j] = stage.take(i * OF_PIECE + j);
             const ValuePiece piece = this->piece(i);
-            piece.store(p.v, at, in, CacheRounding<Cached>(p.v, piece.head));
+            if (exists(i)) piece.store(p.v, at, taken[i], CacheRounding<Cached>(p.v, piece.head));
         }
     }
 
@@ -51,6 +52,7 @@ private:
     const Tokens &tokens;
     OfTokens<AwaitedSlot> slots;
     const u32 first;
+    Elements<VECTOR, Source> taken[PIECES];  // of one token
 };
 
 // Values that do not move in vectors, element by element.
