@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import small_models
 
 #: What stands in a backend's place where types of few bits are judged.
@@ -21,6 +22,7 @@ class Case:
         few_bits: types of few bits: the distribution is to be as near to that of transformers in float32 as with vLLM's
             own backend.
         embeds: the result is an embedding.
+        hears: a prompt is what the decoder begins with, and comes with two seconds of noise for the encoder.
     """
 
     model: str
@@ -33,9 +35,18 @@ class Case:
     distribution: bool = False
     few_bits: bool = False
     embeds: bool = False
+    hears: bool = False
 
     def prompts(self) -> list[dict]:
-        return [dict(prompt_token_ids=ids) for ids in small_models.prompts(self.lengths, self.shared)]
+        prompts = [dict(prompt_token_ids=ids) for ids in small_models.prompts(self.lengths, self.shared)]
+        return [_heard(i, prompt) for i, prompt in enumerate(prompts)] if self.hears else prompts
+
+
+def _heard(seed: int, prompt: dict) -> dict:
+    """A prompt of an encoder-decoder model."""
+    rate = 16000
+    noise = numpy.random.default_rng(seed).standard_normal(2 * rate, dtype=numpy.float32)
+    return dict(encoder_prompt=dict(prompt="", multi_modal_data=dict(audio=(noise, rate))), decoder_prompt=prompt)
 
 
 _FP32: dict[str, Any] = dict(dtype="float32", max_model_len=512, max_num_seqs=8)
@@ -56,8 +67,8 @@ def _decodes(model: str, **options) -> Case:
 
 
 _COMMON = {
-    **{f"{model}-mixed": Case(model, _FP32) for model in ("llama", "gemma2", "mistral", "bloom")},
-    **{f"{model}-chunked": Case(model, _CHUNKED) for model in ("llama", "gemma2", "mistral")},
+    **{f"{model}-mixed": Case(model, _FP32) for model in ("llama", "gemma2", "mistral", "bloom", "granite")},
+    **{f"{model}-chunked": Case(model, _CHUNKED) for model in ("llama", "gemma2", "mistral", "granite")},
     **{
         # 320 shared tokens are enough that decodes share the work.
         f"{model}-prefix": Case(
@@ -67,8 +78,9 @@ _COMMON = {
             shared=320,
             rounds=2,
         )
-        for model in ("llama", "gemma2", "mistral")
+        for model in ("llama", "gemma2", "mistral", "granite")
     },
+    "whisper-mixed": Case("whisper", _FP32, hears=True),
     "llama-small-pages": Case("llama", _FP32 | dict(block_size=32)),
     "llama-float32-distribution": Case("llama", _FP32 | _ALL, distribution=True),
     "llama-bfloat16": _few_bits("llama", dtype="bfloat16"),

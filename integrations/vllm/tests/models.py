@@ -8,6 +8,9 @@ from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, VOCABULARY, ran
 
 _WORDS = dict(pad_token="0", bos_token="1", eos_token="2", unk_token="0")
 
+#: How Whisper hears: mel bands, and seconds that it pads to.
+HEARING = dict(feature_size=80, chunk_length=4)
+
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES, **HEADS, **TOKENS),
     "gemma2": transformers.Gemma2Config(**GEMMA2),
@@ -19,6 +22,35 @@ CONFIGS = {
     # Encoder only.
     "bert": transformers.BertConfig(**SIZES, num_attention_heads=4, intermediate_size=256, pad_token_id=0),
     "deepseek": transformers.DeepseekV2Config(**DEEPSEEK),
+    # Sinks, and a window in every second layer.
+    "granite": transformers.GraniteSWAConfig(
+        **SIZES,
+        **HEADS,
+        **TOKENS,
+        attention_multiplier=32**-0.5,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=48,
+        tie_word_embeddings=False,
+    ),
+    # Encoder and decoder. The encoder gives so many keys as `max_source_positions` says, whatever it hears.
+    "whisper": transformers.WhisperConfig(
+        vocab_size=VOCABULARY,
+        d_model=128,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=256,
+        decoder_ffn_dim=256,
+        num_mel_bins=HEARING["feature_size"],
+        max_source_positions=50 * HEARING["chunk_length"],
+        max_target_positions=512,
+        init_std=0.12,
+        decoder_start_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **TOKENS,
+    ),
 }
 
 _CLASSES = {
@@ -28,6 +60,8 @@ _CLASSES = {
     "bloom": transformers.BloomForCausalLM,
     "bert": transformers.BertModel,
     "deepseek": transformers.DeepseekV2ForCausalLM,
+    "granite": transformers.GraniteSWAForCausalLM,
+    "whisper": transformers.WhisperForConditionalGeneration,
 }
 
 
@@ -36,9 +70,18 @@ def save(name: str, folder: Path) -> Path:
     path = folder / name
     if not (path / "config.json").exists():
         model = random_model(_CLASSES[name], CONFIGS[name])
+        if name == "granite":
+            # They are 0 in a new model. Now some take most of a row, and some nearly nothing.
+            for layer in model.model.layers:
+                layer.self_attn.sinks.data.normal_(std=3)
+        if name == "whisper":
+            # Its output has the embeddings' weights, which are small: logits would hardly differ.
+            model.model.decoder.layer_norm.weight.data.mul_(10)
         model.save_pretrained(path)
         words = tokenizers.models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0")
         tokenizer = tokenizers.Tokenizer(words)
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **_WORDS).save_pretrained(path)
+        if name == "whisper":
+            transformers.WhisperFeatureExtractor(**HEARING, processor_class="WhisperProcessor").save_pretrained(path)
     return path
