@@ -20,7 +20,9 @@ class Case:
         tolerance: of logprobs, or of an embedding's elements; tokens are to be equal.
         distribution: the result is the logprob of every token of the vocabulary, in the place of the first token.
         few_bits: types of few bits: the distribution is to be as near to that of transformers in float32 as with vLLM's
-            own backend.
+            own backend. Without `distribution` it is the logprobs of decoded tokens, each over those that a backend
+            chose itself.
+        draft: the model that drafts.
         embeds: the result is an embedding.
         hears: a prompt is what the decoder begins with, and comes with two seconds of noise for the encoder.
     """
@@ -34,6 +36,7 @@ class Case:
     tolerance: float = 2e-4
     distribution: bool = False
     few_bits: bool = False
+    draft: str | None = None
     embeds: bool = False
     hears: bool = False
 
@@ -54,6 +57,7 @@ _CHUNKED = _FP32 | dict(enable_chunked_prefill=True, max_num_batched_tokens=64)
 _PREFIX = _FP32 | dict(enable_prefix_caching=True, block_size=32)
 _SPECULATIVE = _FP32 | dict(speculative_config=dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=2))
 _ALL: dict[str, Any] = dict(max_logprobs=-1)
+_DRAFTED: dict[str, Any] = dict(speculative_config=dict(method="draft_model", num_speculative_tokens=3))
 
 
 def _few_bits(model: str, **options) -> Case:
@@ -64,6 +68,14 @@ def _decodes(model: str, **options) -> Case:
     """Few bits, too. In the second round one token of each prompt is left to compute: what is compared is decoded."""
     cached = dict(enable_prefix_caching=True, block_size=16) | options
     return replace(_few_bits(model, **cached), lengths=(17, 33, 65, 129, 257), rounds=2)
+
+
+def _drafts(model: str, *options: dict[str, Any], **fields) -> Case:
+    """Tokens that are drafted and verified."""
+    case = Case(model, lengths=(5, 17, 40), **fields)
+    for more in options:
+        case = replace(case, options=case.options | more)
+    return case
 
 
 _COMMON = {
@@ -93,9 +105,17 @@ _COMMON = {
 }
 
 # The last one: it loads modules that vLLM stumbles over when the next engine of the process starts.
-_LAST = {"llama-speculative": Case("llama", _SPECULATIVE, lengths=(5, 17, 40))}
+_LAST = {"llama-speculative": _drafts("llama", _SPECULATIVE)}
 
-CPU_CASES = _COMMON | {"deepseek-mixed": Case("deepseek", _FP32)} | _LAST
+#: vLLM's compiled operator for the CPU rotates DeepSeek's keys wrongly. PyTorch's operators do not.
+_ROTATED: dict[str, Any] = dict(compilation_config=dict(mode=0, custom_ops=["none"]))
+
+CPU_CASES = (
+    _COMMON
+    | {"deepseek-mixed": Case("deepseek", _FP32 | _ROTATED)}
+    | _LAST
+    | {"deepseek-speculative": _drafts("deepseek", _SPECULATIVE, _ROTATED)}
+)
 
 #: Decodes are captured, in batches that are padded to the sizes of graphs.
 _GRAPHS: dict[str, Any] = dict(enforce_eager=False, compilation_config=dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY"))
@@ -104,7 +124,11 @@ GPU_CASES = (
     _COMMON
     | {
         f"{model}-graphs": Case(model, _FP32 | _GRAPHS, max_tokens=48)
-        for model in ("llama", "gemma2", "mistral", "bloom")
+        for model in ("llama", "gemma2", "mistral", "bloom", "granite")
+    }
+    | {
+        "whisper-graphs": Case("whisper", _FP32 | _GRAPHS, max_tokens=48, hears=True),
+        "granite-bfloat16-graphs": _decodes("granite", dtype="bfloat16", **_GRAPHS),
     }
     | {
         f"{model}-{name}{graphs}": _decodes(model, **types, **options)
@@ -122,7 +146,15 @@ GPU_CASES = (
             "deepseek", dtype="bfloat16", enable_chunked_prefill=True, max_num_batched_tokens=64
         ),
     }
-    | {"llama-speculative-graphs": Case("llama", _SPECULATIVE | _GRAPHS, lengths=(5, 17, 40))}
+    | {"llama-speculative-graphs": _drafts("llama", _SPECULATIVE, _GRAPHS)}
+    | {
+        f"deepseek-{name}{graphs}": _drafts("deepseek", drafts, dict(dtype="bfloat16"), options, draft=draft, few_bits=True)
+        for name, drafts, draft in (
+            ("speculative", _SPECULATIVE, None),
+            ("drafted", _FP32 | _DRAFTED, "deepseek-draft"),
+        )
+        for graphs, options in {"": {}, "-graphs": _GRAPHS}.items()
+    }
     | _LAST
 )
 

@@ -36,10 +36,16 @@ def cache_size() -> dict[str, int | float]:
 
 
 def run(case: cases.Case, backend: str, folder: Path) -> list:
-    """What a case gives for each of its prompts: [tokens, logprobs], all logprobs, or an embedding."""
+    """What a case gives for each of its prompts: [tokens, logprobs], all logprobs, or an embedding.
+
+    With types of few bits [tokens, logprobs] are followed by the logprobs of these tokens by transformers.
+    """
     from vllm import LLM, SamplingParams
 
     options = dict(enforce_eager=True, attention_backend=backend, disable_log_stats=True, **cache_size()) | case.options
+    if case.draft:
+        draft = dict(model=str(models.save(case.draft, folder)))
+        options["speculative_config"] = options["speculative_config"] | draft
     llm = LLM(str(models.save(case.model, folder)), **options)
     compilation = llm.llm_engine.vllm_config.compilation_config
     if compilation.cudagraph_mode.has_full_cudagraphs() == options["enforce_eager"]:
@@ -64,16 +70,34 @@ def run(case: cases.Case, backend: str, folder: Path) -> list:
             else:
                 chosen = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
                 results.append([list(answer.token_ids), chosen])
+    if case.few_bits and not case.distribution:
+        return [[*result, theirs] for result, theirs in zip(results, exact_choice(case, folder, results))]
     return results
 
 
 @torch.inference_mode()
 def exact(case: cases.Case, folder: Path) -> list:
     """The distributions of a case by transformers."""
-    path = models.save(case.model, folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = transformed(case, folder)
     prompts = [torch.tensor([prompt["prompt_token_ids"]]) for prompt in case.prompts()]
     return [model(prompt).logits[0, -1].log_softmax(-1).tolist() for prompt in prompts] * case.rounds
+
+
+@torch.inference_mode()
+def exact_choice(case: cases.Case, folder: Path, results: list) -> list[list[float]]:
+    """The logprobs that transformers gives to the tokens of each result."""
+    model, found = transformed(case, folder), []
+    for prompt, (tokens, _) in zip(case.prompts() * case.rounds, results, strict=True):
+        ids = prompt["prompt_token_ids"]
+        logprobs = model(torch.tensor([ids + tokens[:-1]])).logits[0, len(ids) - 1 :].log_softmax(-1)
+        found.append(logprobs.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist())
+    return found
+
+
+def transformed(case: cases.Case, folder: Path) -> transformers.PreTrainedModel:
+    """The case's model in transformers."""
+    path = models.save(case.model, folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def main() -> None:
