@@ -38,11 +38,13 @@ def cache_size() -> dict[str, int | float]:
 def run(case: cases.Case, backend: str, folder: Path) -> list:
     """What a case gives for each of its prompts: [tokens, logprobs], all logprobs, or an embedding.
 
-    With types of few bits [tokens, logprobs] are followed by the logprobs of these tokens by transformers.
+    With types of few bits the logprobs are those of all tokens that could stand there; those by transformers follow.
     """
     from vllm import LLM, SamplingParams
 
-    options = dict(enforce_eager=True, attention_backend=backend, disable_log_stats=True, **cache_size()) | case.options
+    speculates = "speculative_config" in case.options
+    options = dict(enforce_eager=True, attention_backend=backend, disable_log_stats=not speculates, **cache_size())
+    options |= case.options
     if case.draft:
         draft = dict(model=str(models.save(case.draft, folder)))
         options["speculative_config"] = options["speculative_config"] | draft
@@ -53,7 +55,7 @@ def run(case: cases.Case, backend: str, folder: Path) -> list:
     if case.embeds:
         outputs = llm.embed(case.prompts(), use_tqdm=False)
         return [output.outputs.embedding for output in outputs]
-    logprobs = -1 if case.distribution else 1
+    logprobs = -1 if case.distribution or case.few_bits else 1
     sampling = SamplingParams(
         temperature=0,
         max_tokens=1 if case.distribution else case.max_tokens,
@@ -61,18 +63,33 @@ def run(case: cases.Case, backend: str, folder: Path) -> list:
         ignore_eos=True,
         detokenize=False,
     )
-    results = []
+    results, drafts_before = [], drafts(llm, case) if speculates else 0
     for _ in range(case.rounds):
         for output in llm.generate(case.prompts(), sampling, use_tqdm=False):
             answer = output.outputs[0]
             if case.distribution:
-                results.append([logprob.logprob for _, logprob in sorted(answer.logprobs[0].items())])
+                results.append(distribution(answer.logprobs[0]))
+            elif case.few_bits:
+                results.append([list(answer.token_ids), list(map(distribution, answer.logprobs))])
             else:
                 chosen = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
                 results.append([list(answer.token_ids), chosen])
+    if speculates and drafts(llm, case) == drafts_before:
+        raise RuntimeError("there were no drafts, or those of a model were all wrong")
     if case.few_bits and not case.distribution:
-        return [[*result, theirs] for result, theirs in zip(results, exact_choice(case, folder, results))]
+        return [[*result, theirs] for result, theirs in zip(results, exact_steps(case, folder, results))]
     return results
+
+
+def distribution(step: dict) -> list[float]:
+    """The logprobs of all tokens, by their ids."""
+    return [logprob.logprob for _, logprob in sorted(step.items())]
+
+
+def drafts(llm, case: cases.Case) -> int:
+    """Tokens of drafts so far; where a model drafts, those that were right. N-grams of random tokens seldom are."""
+    counted = "accepted" if case.draft else "draft"
+    return sum(each.value for each in llm.get_metrics() if each.name == f"vllm:spec_decode_num_{counted}_tokens")
 
 
 @torch.inference_mode()
@@ -84,13 +101,12 @@ def exact(case: cases.Case, folder: Path) -> list:
 
 
 @torch.inference_mode()
-def exact_choice(case: cases.Case, folder: Path, results: list) -> list[list[float]]:
-    """The logprobs that transformers gives to the tokens of each result."""
+def exact_steps(case: cases.Case, folder: Path, results: list) -> list[list[list[float]]]:
+    """The distributions that transformers gives in the places of each result's tokens."""
     model, found = transformed(case, folder), []
     for prompt, (tokens, _) in zip(case.prompts() * case.rounds, results, strict=True):
         ids = prompt["prompt_token_ids"]
-        logprobs = model(torch.tensor([ids + tokens[:-1]])).logits[0, len(ids) - 1 :].log_softmax(-1)
-        found.append(logprobs.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist())
+        found.append(model(torch.tensor([ids + tokens[:-1]])).logits[0, len(ids) - 1 :].log_softmax(-1).tolist())
     return found
 
 

@@ -28,6 +28,9 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 from folio_vllm.attention import FP8, FolioBackend, cache_dtype
 from folio_vllm.selection import NAME
 
+#: How the names of a draft model's layers begin.
+_DRAFT_MODEL = "draft_model."
+
 
 class FolioMLABackend(MLACommonBackend):
     """What Folio accepts for MLA. Sparse MLA (DeepSeek-V3.2) is refused."""
@@ -88,6 +91,11 @@ class FolioMLAMetadataBuilder(MLACommonMetadataBuilder[FolioMLAMetadata]):
         self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
     ):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, FolioMLAMetadata)
+        self._is_draft = all(name.startswith(_DRAFT_MODEL) for name in layer_names)
+        if self._is_draft:
+            # Its first step has the token that was sampled last, too. Such steps are decodes: what is known of their
+            # lengths on the host is a bound.
+            self.reorder_batch_threshold += 1
         self._context = context_of(device)
         self._decode = self._prefill = None
         scheduler = vllm_config.scheduler_config
@@ -129,9 +137,10 @@ class FolioMLAMetadataBuilder(MLACommonMetadataBuilder[FolioMLAMetadata]):
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> FolioMLAMetadata:
-        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        common = _of_draft(common_attn_metadata) if self._is_draft else common_attn_metadata
+        metadata = super().build(common_prefix_len, common, fast_build)
         if metadata.num_prefills > 0:
-            metadata.context_handle = self._plan_context(metadata, common_attn_metadata)
+            metadata.context_handle = self._plan_context(metadata, common)
         return metadata
 
     def _plan_context(self, metadata: FolioMLAMetadata, common: CommonAttentionMetadata) -> folio.MlaContext:
@@ -152,6 +161,13 @@ class FolioMLAMetadataBuilder(MLACommonMetadataBuilder[FolioMLAMetadata]):
             block_table=common.block_table_tensor[prompts],
         )
         return self._prefill
+
+
+def _of_draft(common: CommonAttentionMetadata) -> CommonAttentionMetadata:
+    """A draft model's step with right lengths: vLLM leaves the token that was sampled last out of those on the host."""
+    bound = common.seq_lens_cpu_upper_bound
+    missing = common.max_seq_len - int(bound[: common.num_reqs].max())
+    return common.replace(seq_lens_cpu_upper_bound=bound + missing) if missing > 0 else common
 
 
 class FolioMLAImpl(MLACommonImpl[FolioMLAMetadata]):
