@@ -35,6 +35,19 @@ __device__ __forceinline__ u32 pack_fp8(float first, float second) {
 }
 #endif
 
+// Eight quotients in fp8.
+template <class Fp8>
+__device__ __forceinline__ Elements<VECTOR, Fp8> divided(const float (&x)[VECTOR], const RowDivisor &divisor) {
+    u32 pairs[VECTOR / 2];
+#pragma unroll
+    for (u32 i = 0; i < VECTOR / 2; i++) {
+        pairs[i] = pack_fp8<Fp8>(divisor.divide(x[2 * i]), divisor.divide(x[2 * i + 1]));
+    }
+    Elements<VECTOR, Fp8> out;
+    out.half = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+    return out;
+}
+
 template <class Cached, bool IS_FP8 = Cached::IS_FP8>
 class CacheRounding {
 public:
@@ -52,14 +65,7 @@ public:
     __device__ __forceinline__ CacheRounding(const FolioAppendTensor &t, u32 head) : divisor(cache_divisor(t, head)) {}
 
     __device__ __forceinline__ Elements<VECTOR, Cached> vector(const float (&x)[VECTOR]) const {
-        u32 pairs[VECTOR / 2];
-#pragma unroll
-        for (u32 i = 0; i < VECTOR / 2; i++) {
-            pairs[i] = pack_fp8<Cached>(divisor.divide(x[2 * i]), divisor.divide(x[2 * i + 1]));
-        }
-        Elements<VECTOR, Cached> out;
-        out.half = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
-        return out;
+        return divided<Cached>(x, divisor);
     }
     __device__ __forceinline__ typename Cached::Storage element(float x) const {
         return Cached::store(divisor.divide(x));

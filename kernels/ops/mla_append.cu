@@ -2,6 +2,8 @@
 // fp8_ds_mla records, whose scales are computed here. Where there is a table of angles, rotary elements are rotated
 // first, and those of queries too. A CTA takes one token. A token whose slot lies outside the cache is not stored; one
 // whose position lies outside the table is left alone altogether.
+#include "core/awaited_integer.cuh"
+#include "core/cache_rounding.cuh"
 #include "core/records.cuh"
 #include "core/rope.cuh"
 
@@ -9,15 +11,12 @@ namespace folio {
 
 typedef FolioMlaAppendParams Params;
 
-// Eight quotients in fp8. A function of its own, since divisions and roundings are much code, and many places store.
+// A function of its own, since divisions and roundings are much code, and many places store.
 template <class Fp8>
 __device__ __noinline__ uint2 quotients(float x0, float x1, float x2, float x3, float x4, float x5, float x6, float x7,
                                         float divisor) {
     const float x[VECTOR] = {x0, x1, x2, x3, x4, x5, x6, x7};
-    Piece<Fp8> out;
-#pragma unroll
-    for (u32 i = 0; i < VECTOR; i++) out.set(i, x[i] / divisor);
-    return out.elements.half;
+    return divided<Fp8>(x, RowDivisor(divisor)).half;
 }
 
 template <class Fp8, class Source>
@@ -145,11 +144,15 @@ __device__ __forceinline__ void store_rope(const Params &p, i64 token, const Rec
 
 template <class Source>
 __device__ __forceinline__ void append_token(const Params &p, i64 token) {
-    const i64 index = integer(p.slots, p.slot_bytes, token);
+    // The two are on their way together.
+    AwaitedInteger number, awaited_position;
+    number.ask(p.slots, p.slot_bytes, token);
+    if (p.cos_sin) awaited_position.ask(p.positions, p.position_bytes, token);
+    const i64 index = number.value(p.slot_bytes);
     const bool stored = index >= 0 && index < p.num_slots;
     const RecordSlot slot(stored ? index : 0, p.page_size);
     if (p.cos_sin) {
-        const i64 position = integer(p.positions, p.position_bytes, token);
+        const i64 position = awaited_position.value(p.position_bytes);
         if (position < 0 || position >= p.max_position) return;
         if (p.q.data) rotate_queries<Source>(p, token, position);
         store_rotated<Source>(p, token, position, stored, slot);

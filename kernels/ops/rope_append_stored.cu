@@ -6,6 +6,7 @@
 // is rotated, and they need not be neighbours. So a key goes through shared memory to the cache, still in fp32: its group
 // reads it again as rows of numbers are appended, eight neighbours of a lane at a time. Tokens with negative slots, or with
 // slots past the cache, are not cached; positions beyond the table are those of its ends.
+#include "core/append.cuh"
 #include "core/append_stored.cuh"
 #include "core/rope_rows.cuh"
 #include "params/stored_rope_append.h"
@@ -25,7 +26,7 @@ struct Token {
 
 __device__ __forceinline__ Token token_of(const FolioAppendParams &p, i64 index) {
     if (index >= p.num_tokens) return {false, {0, 0}};
-    const i64 slot = integer(p.slots, p.slot_bytes, index);
+    const i64 slot = slot_index(p, index);
     const bool is_cached = slot >= 0 && slot < p.num_slots;
     return {is_cached, is_cached ? stored_slot(slot, p.page_size) : StoredSlot{0, 0}};
 }

@@ -20,4 +20,9 @@ __device__ __forceinline__ float power_below(float largest) {
     return __uint_as_float(min(max(__float_as_uint(largest) >> 23, 1u), 253u) << 23);
 }
 
+// Of such a power of two, exactly.
+__device__ __forceinline__ float inverse_of_power(float power) {
+    return __uint_as_float((254u << 23) - __float_as_uint(power));
+}
+
 }  // namespace folio

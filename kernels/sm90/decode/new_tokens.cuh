@@ -257,13 +257,10 @@ private:
         if constexpr (!CacheType::IS_FP8) {
             if (row.is_value) return in;
         }
-        const float divisor = CacheType::IS_FP8 ? cache_divisor(tensor, row.head) : 1.0f;
+        const CacheRounding<CacheType> rounding(tensor, row.head);
         RowPieces::Fetched<CacheType> out;
 #pragma unroll
-        for (u32 i = 0; i < 2 * VECTOR; i++) {
-            const float x = lane.pieces.x[i / VECTOR][i % VECTOR];
-            out.halves[i / VECTOR].set(i % VECTOR, CacheType::IS_FP8 ? x / divisor : x);
-        }
+        for (u32 half = 0; half < 2; half++) out.halves[half].elements = rounding.vector(lane.pieces.x[half]);
         return out;
     }
 

@@ -91,7 +91,7 @@ public:
                 const float power = power_below<32>(Format::SCALED ? latent[n].largest()
                                                                    : fmaxf(latent[n].largest(), rope[n].largest()));
                 if (lane == 0) powers[row] = power;
-                const float inverse = __uint_as_float((254u << 23) - __float_as_uint(power));
+                const float inverse = inverse_of_power(power);
                 latent[n].narrow(inverse);
                 if constexpr (!Format::SCALED) rope[n].narrow(inverse);
             }

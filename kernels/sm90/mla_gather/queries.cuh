@@ -25,7 +25,7 @@ __device__ __forceinline__ float narrow_row(u32 at) {
             most = fmaxf(most, fmaxf(fabsf(x.x), fabsf(x.y)));
         }
     }
-    const float power = power_below<8>(most), factor = 1.0f / power;
+    const float power = power_below<8>(most), factor = inverse_of_power(power);
 #pragma unroll
     for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
         const float4 &c = chunks[atom];
