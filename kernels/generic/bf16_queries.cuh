@@ -7,7 +7,7 @@
 #pragma once
 #include "core/tile.cuh"
 #include "params/bf16_queries.h"
-#include "sm90/bf16_rows.cuh"
+#include "core/bf16_rows.cuh"
 
 namespace folio {
 
@@ -63,7 +63,7 @@ struct NarrowedRows {
     // of_all: 0 where each row has its own power.
     __device__ __forceinline__ void divide(const float *powers, float of_all) const {
         for_each_row([&](u32 row) {
-            const float inverse = 1.0f / (of_all > 0.0f ? of_all : powers[first + row]);
+            const float inverse = inverse_of_power(of_all > 0.0f ? of_all : powers[first + row]);
 #pragma unroll 1
             for (int i = 0; i < COUNT; i++) {
                 const uint2 x = ld_shared_v2(at(row, i));

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "params/query_type.h"
-#include "sm90/bf16_rows.cuh"
+#include "core/bf16_rows.cuh"
 #include "sm90/decode/work.cuh"
 
 namespace folio::decode {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "ptx/bulk.cuh"
-#include "sm90/bf16_rows.cuh"
+#include "core/bf16_rows.cuh"
 #include "sm90/mla_few/work.cuh"
 
 namespace folio::mla_few {

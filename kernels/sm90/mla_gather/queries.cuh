@@ -2,7 +2,7 @@
 // their range; the softmax multiplies by it. Other queries stay as they are.
 #pragma once
 
-#include "sm90/bf16_rows.cuh"
+#include "core/bf16_rows.cuh"
 #include "sm90/mla_gather/tile.cuh"
 
 namespace folio::mla {
