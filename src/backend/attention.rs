@@ -7,7 +7,7 @@ use super::tables::{HostTables, Tables};
 use super::workspace::{Workspace, WorkspaceInfo};
 use crate::error::Result;
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, RopeAppendArgs, Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, RopeAppendArgs, Tiling, WorkList,
 };
 
 /// Attention operators.
@@ -39,6 +39,11 @@ pub trait Attention: Send + Sync {
 
     /// How to cut the work.
     fn tiling(&self) -> Tiling;
+
+    /// How to cut a batch that the host knows.
+    fn tiling_of(&self, _batch: &HostBatch<'_>) -> Tiling {
+        self.tiling()
+    }
 
     /// Memory for every plan within the desc.
     fn workspace(&self) -> WorkspaceInfo;

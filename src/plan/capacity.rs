@@ -111,6 +111,24 @@ impl Capacity {
     }
 }
 
+impl Capacity {
+    /// What neither of two exceeds.
+    pub fn max(self, other: Capacity) -> Capacity {
+        let (a, b) = (self.counts, other.counts);
+        Capacity {
+            counts: Counts {
+                batch_size: a.batch_size.max(b.batch_size),
+                items: a.items.max(b.items),
+                combines: a.combines.max(b.combines),
+                partials: a.partials.max(b.partials),
+                page_ids: a.page_ids.max(b.page_ids),
+                shares: a.shares.max(b.shares),
+            },
+            partial_rows: self.partial_rows.max(other.partial_rows),
+        }
+    }
+}
+
 /// Splits that a balanced plan makes at most. The shared keys of a cascade are few long tiles, and items of two levels
 /// that end together are worth more parts.
 pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {

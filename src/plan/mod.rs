@@ -19,6 +19,7 @@ mod schedule;
 mod shared_prefixes;
 mod shares;
 mod starts;
+mod tile_choice;
 
 pub use batch_order::{BatchOrder, decodes_extends_prefills, decodes_first};
 pub use capacity::{Capacity, Counts};
@@ -35,3 +36,4 @@ pub use peers::{
 pub use schedule::schedule;
 pub use shared_prefixes::shared_prefixes;
 pub use starts::{device_page_ids, num_copied_page_ids};
+pub use tile_choice::quicker;

@@ -611,6 +611,7 @@ pub const CASES: &[Case<Setup>] = &[
     case("mla_fp32_is_refused", BACKEND, mla::fp32_is_refused),
     case("mla_hopper_maps", BACKEND, mla::hopper_maps),
     case("mla_hopper_tiles", BACKEND, mla::hopper_tiles),
+    case("mla_hopper_drafts", BACKEND, mla::hopper_drafts),
     case("mla_hopper_lacks", BACKEND, mla::hopper_lacks),
     case(
         "mla_few_whole_records_by_tma",

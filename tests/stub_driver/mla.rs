@@ -389,17 +389,20 @@ pub fn hopper_maps() {
     }
 }
 
-/// The tokens of a short request are one item of several tiles; of a longer one, those whose heads fill a tile.
+/// The tokens of a short request are one item, of several tiles where the desc has room for them; of a longer one, those whose
+/// heads fill a tile. Plans on the device are of requests with one row here, which the host knows.
 pub fn hopper_tiles() {
     let recorder = recorder();
     let context = context();
     for (heads, max_qo_len, items, row_tiles, slots) in [
         (20, 3, 1, 1, 132),
-        (64, 3, 1, 3, 44),
-        (85, 3, 1, 4, 33),
-        (86, 3, 3, 2, 66),
-        (16, 16, 1, 4, 33),
+        (64, 3, 1, 3, 132),
+        (85, 3, 1, 4, 66),
+        (86, 3, 1, 5, 66),
+        (16, 16, 1, 1, 132),
         (16, 17, 1, 1, 132),
+        (170, 3, 1, 8, 44),
+        (171, 3, 3, 3, 44),
         (200, 3, 3, 4, 33),
     ] {
         let desc = hopper(heads, 16, max_qo_len);
@@ -419,6 +422,54 @@ pub fn hopper_tiles() {
             (slots, 48, PlanOrder::ByShare as u32),
             "{named}"
         );
+    }
+}
+
+/// Requests of these rows on 960 keys each.
+fn plan_rows(handle: &mut Handle, rows: &[i32]) {
+    let indptr: Vec<i32> = (0..=rows.len()).map(|n| rows[..n].iter().sum()).collect();
+    let count = rows.len() as i64;
+    let (keys, table) = (vec![960; rows.len()], vec![0; 60 * rows.len()]);
+    let batch = BatchInput {
+        qo_indptr: host_tensor(&indptr, &[count + 1]),
+        kv_len: host_tensor(&keys, &[count]),
+        block_table: host_tensor(&table, &[count, 60]),
+        ..BatchInput::default()
+    };
+    handle.plan(&batch, OURS).unwrap();
+}
+
+/// A multiprocessor that is reserved for rows of a draft is idle at requests without one: such batches are cut into smaller
+/// items. Graphs launch the same for every batch.
+pub fn hopper_drafts() {
+    let (context, recorder) = (context(), recorder());
+    let [none, some, all] = [vec![1; 128], [1, 1, 1, 4].repeat(32), vec![4; 128]];
+    for (heads, graph, rows, grid) in [
+        (64, false, &none, [1, 128, 1]),
+        (64, false, &some, [1, 132, 1]),
+        (64, false, &all, [4, 33, 1]),
+        (128, false, &none, [2, 66, 1]),
+        (32, false, &none, [1, 128, 1]),
+        (32, false, &all, [2, 66, 1]),
+        (80, false, &all, [5, 26, 1]),
+        (128, false, &all, [8, 16, 1]),
+        (64, true, &none, [4, 33, 1]),
+        (80, true, &all, [2, 66, 1]),
+    ] {
+        let desc = AttentionDesc {
+            max_batch_size: 128,
+            max_num_tokens: 512,
+            max_num_pages: 128 * 60,
+            max_kv_len: 960,
+            graph,
+            ..hopper(heads, 16, 4)
+        };
+        let mut handle = Handle::of(&context, desc).unwrap();
+        plan_rows(&mut handle, rows);
+        let launched = launches(&recorder, &handle, &tight_args_of(512, heads, 1.0));
+        assert_eq!(launched[0].grid, grid, "{heads} heads, {graph}, {rows:?}");
+        let params: MlaHopperParams = launched[0].params();
+        assert_eq!(params.mla.row_tiles, grid[0]);
     }
 }
 
@@ -472,8 +523,12 @@ fn run_args(kv: Tensor, kv_rope: Option<Tensor>) -> AttentionArgs {
 }
 
 fn tight_args(heads: u32, sm_scale: f32) -> AttentionArgs {
+    tight_args_of(3, heads, sm_scale)
+}
+
+fn tight_args_of(tokens: i64, heads: u32, sm_scale: f32) -> AttentionArgs {
     let heads = i64::from(heads);
-    let tensor = |address, dim| at(address, DType::BF16, &[3, heads, dim], None);
+    let tensor = |address, dim| at(address, DType::BF16, &[tokens, heads, dim], None);
     AttentionArgs {
         sm_scale,
         ..AttentionArgs::mla(

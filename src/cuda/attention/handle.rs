@@ -28,7 +28,7 @@ use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
+use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids, quicker};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, HostBatch,
     Keys, Kind, KvStorage, Mask, MaskColumns, Pages, Tiling, WorkList,
@@ -74,6 +74,8 @@ struct Planned {
     items_mask: u64,
     num_items: usize,
     num_combines: usize,
+    /// Query rows of the largest item.
+    q_tile: u32,
     /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
     /// The plan is over new keys, at the numbers that they have among all.
@@ -100,7 +102,11 @@ impl CudaAttention {
         check(desc)?;
         let candidates = Candidates::load(loader, context, desc)?;
         let tiling = candidates.tiling();
-        let capacity = Capacity::new(desc, &tiling);
+        let capacity = (1..=desc.max_qo_len.min(MOST_ROWS_TOLD_APART))
+            .filter_map(|rows| tilings_of(&candidates, desc, rows))
+            .flatten()
+            .map(|tiling| Capacity::new(desc, &tiling))
+            .fold(Capacity::new(desc, &tiling), Capacity::max);
         let regions = Regions::new(
             &capacity,
             desc.num_qo_heads as usize,
@@ -118,7 +124,7 @@ impl CudaAttention {
             round_lse: RoundLse::load(loader, context, desc)?,
             mask_items: MaskItems::load(loader, context, desc)?,
             narrow: Narrow::load(loader, context, desc)?,
-            planner: Planner::load(loader, context, desc, &tiling, places)?,
+            planner: Planner::load(loader, context, desc, places)?,
             tiling,
             capacity,
             regions,
@@ -184,6 +190,10 @@ impl CudaAttention {
             planned.num_requests = requests.count() as u32;
             planned.num_tokens = batch.num_tokens() as u64;
         }
+        if tilings_of(&self.candidates, &self.desc, 1).is_some() {
+            let rows_of_items = work.items.iter().map(|item| item.q_len);
+            planned.q_tile = rows_of_items.max().unwrap_or(1);
+        }
         Ok(planned)
     }
 
@@ -205,14 +215,30 @@ impl CudaAttention {
         let base = workspace.device as u64;
         let layout = self.regions.plan;
         let (batch, copies) = self.narrow.batch(batch, self.room(workspace))?;
+        let tiling = self.tiling_of_device(&batch);
         // SAFETY: the lengths are the caller's, of the shapes that `api` checked, and the workspace has room
         // for the largest plan.
         unsafe {
             self.narrow.launch(current, &copies, stream)?;
             self.planner
-                .launch(current, &batch, &work.segments, base, stream)?;
+                .launch(current, &batch, &work.segments, &tiling, base, stream)?;
         }
-        Ok(self.largest(&layout, base, page_ids))
+        Ok(Planned {
+            q_tile: tiling.q_tile.min(self.desc.max_qo_len),
+            ..self.largest(&layout, base, page_ids)
+        })
+    }
+
+    /// Where all requests have the same number of query rows, the host knows it.
+    fn tiling_of_device(&self, batch: &DeviceBatch) -> Tiling {
+        let rows = match batch.qo_indptr {
+            None => batch.qo_len,
+            Some(_) => return self.tiling,
+        };
+        match tilings_of(&self.candidates, &self.desc, rows) {
+            Some([large, _]) => large,
+            None => self.tiling,
+        }
     }
 
     /// Where the device keeps copies of lengths and page ids.
@@ -248,6 +274,7 @@ impl CudaAttention {
             items_mask: base + (self.regions.own + items_at(&self.capacity, &self.desc)) as u64,
             num_items: self.capacity.counts.items,
             num_combines: self.capacity.counts.combines,
+            q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
             starts_in_blocks: false,
             num_rows: u64::from(self.desc.max_num_tokens),
@@ -383,6 +410,14 @@ impl Attention for CudaAttention {
         self.tiling
     }
 
+    fn tiling_of(&self, batch: &HostBatch<'_>) -> Tiling {
+        let longest = (0..batch.batch_size()).map(|b| batch.planned_rows(b)).max();
+        match tilings_of(&self.candidates, &self.desc, longest.unwrap_or(0)) {
+            Some([large, small]) => quicker(batch, large, small),
+            None => self.tiling,
+        }
+    }
+
     fn workspace(&self) -> WorkspaceInfo {
         WorkspaceInfo {
             device_bytes: self.regions.end,
@@ -438,6 +473,18 @@ impl Attention for CudaAttention {
     }
 }
 
+/// Kernels cut batches with more query rows than that for each request alike.
+const MOST_ROWS_TOLD_APART: u32 = 1024;
+
+/// How batches are cut whose requests have up to so many query rows, where they may be cut in ways of their own: what a graph
+/// launches is the same for every batch, and a batch-invariant plan cuts a request alike in every batch.
+fn tilings_of(candidates: &Candidates, desc: &AttentionDesc, rows: u32) -> Option<[Tiling; 2]> {
+    match desc.graph || desc.batch_invariant {
+        true => None,
+        false => candidates.tilings_of(rows),
+    }
+}
+
 /// What is enqueued together with a run.
 #[derive(Clone, Copy, Default)]
 struct Around<'a> {
@@ -490,7 +537,7 @@ impl CudaAttention {
             args,
             params: &params,
             num_items: blocks_of("qo_indptr and kv_len", planned.num_items as u64)?,
-            q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
+            q_tile: planned.q_tile,
             num_keys: planned.num_keys,
             num_rows: planned.num_rows,
             num_requests: planned.num_requests,

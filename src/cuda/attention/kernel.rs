@@ -65,6 +65,12 @@ pub trait AttentionKernel: Send + Sync {
     /// How its work is cut best.
     fn tiling(&self) -> Tiling;
 
+    /// The same for batches whose requests have up to so many query rows, fewer than the desc allows: in large items and in
+    /// small ones. `None`: as for the desc.
+    fn tilings_of(&self, _rows: u32) -> Option<[Tiling; 2]> {
+        None
+    }
+
     /// Query rows that an item may have for it.
     fn most_rows(&self) -> u32 {
         u32::MAX

@@ -40,6 +40,11 @@ impl MlaDims {
         }
     }
 
+    /// Heads of a token.
+    pub fn num_heads(&self) -> u32 {
+        self.num_heads
+    }
+
     /// Tiles of `q_tile` rows that an item of so many tokens needs.
     pub fn row_tiles(&self, tokens: u32, q_tile: u32) -> u32 {
         tokens.saturating_mul(self.num_heads).div_ceil(q_tile)

@@ -32,13 +32,12 @@ pub struct Planner {
     row: &'static Row,
     function: Function,
     desc: AttentionDesc,
-    tiling: Tiling,
     capacity: Capacity,
     regions: Regions,
 }
 
 impl Planner {
-    /// Loads the kernel, for plans that are cut by `tiling` and lie in `regions`.
+    /// Loads the kernel, for plans that lie in `regions`.
     ///
     /// # Errors
     /// As [`Loader::find`].
@@ -46,7 +45,6 @@ impl Planner {
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
-        tiling: &Tiling,
         (capacity, regions): (&Capacity, &Regions),
     ) -> Result<Planner> {
         let cc = context.device().compute_capability;
@@ -59,13 +57,12 @@ impl Planner {
             row,
             function,
             desc: *desc,
-            tiling: *tiling,
             capacity: *capacity,
             regions: *regions,
         })
     }
 
-    /// Enqueues the kernel for a workspace at `base`. Outside of cascades there are no segments.
+    /// Enqueues the kernel for a workspace at `base`, which cuts by `tiling`. Outside of cascades there are no segments.
     ///
     /// # Safety
     /// The workspace must have room for the largest plan, and the batch's tensors must be valid until the
@@ -75,12 +72,13 @@ impl Planner {
         current: &Current<'_>,
         batch: &DeviceBatch,
         segments: &[SharedSegment],
+        tiling: &Tiling,
         base: u64,
         stream: Stream,
     ) -> Result<()> {
         let launch = Launch {
             grid: [1, 1, 1],
-            threads: self.threads(batch.batch_size),
+            threads: self.threads(batch.batch_size, tiling),
             cluster: 1,
             dependent: false,
             stream,
@@ -90,7 +88,7 @@ impl Planner {
             self.capacity.counts.batch_size,
             &self.desc,
         );
-        let plan = self.params(batch, &own, base);
+        let plan = self.params(batch, tiling, &own, base);
         if self.desc.shared_levels == 0 {
             // SAFETY: the kernel takes a `FolioPlanParams`; the rest is the caller's promise.
             return unsafe { launch.enqueue(current, &self.function, &plan, &[]) };
@@ -107,9 +105,9 @@ impl Planner {
     }
 
     /// Few threads where few items are expected: those without work still cost instructions.
-    fn threads(&self, batch_size: u32) -> u32 {
-        let tiles = u64::from(self.desc.max_qo_len.div_ceil(self.tiling.q_tile));
-        let items = u64::from(batch_size) * tiles + u64::from(self.tiling.max_splits);
+    fn threads(&self, batch_size: u32, tiling: &Tiling) -> u32 {
+        let tiles = u64::from(self.desc.max_qo_len.div_ceil(tiling.q_tile));
+        let items = u64::from(batch_size) * tiles + u64::from(tiling.max_splits);
         match items.min(self.capacity.counts.items as u64) {
             0..=FEW_ITEMS => FEW_THREADS,
             _ => self.row.threads,
@@ -117,16 +115,22 @@ impl Planner {
     }
 
     /// Rows of several requests may share keys in a cascade, so items go by their cost there.
-    fn order(&self) -> PlanOrder {
+    fn order(&self, tiling: &Tiling) -> PlanOrder {
         match self.desc.kind {
             _ if self.desc.shared_levels > 0 => PlanOrder::ByCost,
             Kind::Prefill => PlanOrder::ByRequest,
-            Kind::Decode | Kind::Mla if self.tiling.takes_shares => PlanOrder::ByShare,
+            Kind::Decode | Kind::Mla if tiling.takes_shares => PlanOrder::ByShare,
             Kind::Decode | Kind::Mla => PlanOrder::ByCost,
         }
     }
 
-    fn params(&self, batch: &DeviceBatch, own: &PlanningRegions, base: u64) -> PlanParams {
+    fn params(
+        &self,
+        batch: &DeviceBatch,
+        tiling: &Tiling,
+        own: &PlanningRegions,
+        base: u64,
+    ) -> PlanParams {
         let layout = &self.regions.plan;
         let at = |offset: usize| base + offset as u64;
         let table = batch.page_ids.filter(|ids| ids.rank() == 2);
@@ -138,7 +142,7 @@ impl Planner {
                 most_rows,
                 least_keys,
             } => {
-                let units = least_keys.div_ceil(u64::from(self.tiling.kv_unit));
+                let units = least_keys.div_ceil(u64::from(tiling.kv_unit));
                 let least_units = u32::try_from(units).unwrap_or(u32::MAX);
                 // What is longer than a decode is none, and is not cut off to be one.
                 (i32::MAX as u32, most_rows, least_units, 0)
@@ -172,25 +176,25 @@ impl Planner {
             counts: at(layout.counts),
             next_tile: at(layout.next_tile),
             decode_counts,
-            q_tile: Divisor::new(self.tiling.q_tile),
+            q_tile: Divisor::new(tiling.q_tile),
             batch_size: batch.batch_size,
             fixed_qo_len: batch.qo_len,
             page_size: self.desc.kv.page_size(),
-            kv_unit: self.tiling.kv_unit,
-            max_splits: self.tiling.max_splits,
+            kv_unit: tiling.kv_unit,
+            max_splits: tiling.max_splits,
             invariant_chunk: match self.desc.batch_invariant {
-                true => self.tiling.invariant_chunk,
+                true => tiling.invariant_chunk,
                 false => 0,
             },
             max_shares: match is_cascade {
                 true => 0,
-                false => self.tiling.max_shares,
+                false => tiling.max_shares,
             },
             least_gain: match is_cascade {
                 true => 0,
-                false => self.tiling.least_gain,
+                false => tiling.least_gain,
             },
-            combine_units: self.tiling.combine_units,
+            combine_units: tiling.combine_units,
             window_left: batch
                 .window_left
                 .map_or(UNLIMITED, |left| i32::try_from(left).unwrap_or(UNLIMITED)),
@@ -202,7 +206,7 @@ impl Planner {
             max_partial_rows: at_most(partial_rows),
             decode_rows,
             least_units,
-            order: self.order() as u32,
+            order: self.order(tiling) as u32,
         }
     }
 }

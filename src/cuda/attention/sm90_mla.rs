@@ -21,8 +21,13 @@ use crate::tensor::Tensor;
 const ATOM: u32 = 64;
 
 /// Rows of an item at most, where they are the tokens of a short request: its tiles run side by side and read the keys
-/// once from memory. (On an H200, 64 requests of 2 × 128 rows on 4k keys: 218 µs in items of 256 rows, 225 in 128.)
-const ROWS_SIDE_BY_SIDE: u32 = 256;
+/// once from memory. (On an H200, 64 requests of 4k keys: 2 × 128 rows 219 µs, in items of 128 230; 4 × 80 rows 288, in items
+/// of 80 425; 4 × 128 rows 416, in items of 128 431.)
+const ROWS_SIDE_BY_SIDE: u32 = 512;
+
+/// The same where nobody knows how many rows the requests of a batch have. Tiles of the rows that they could have and do not
+/// are idle, and 64 requests of one token took 2.4 times as long.
+const ROWS_OF_ANY_BATCH: u32 = 256;
 
 /// Keys of a chunk of a batch-invariant plan, rounded down to whole tiles.
 const INVARIANT_CHUNK: u32 = 2048;
@@ -69,7 +74,12 @@ impl Sm90Mla {
             row,
             function,
             dims: MlaDims::of(desc),
-            q_tile: tokens_of_item(desc, first.shape.q_tile),
+            q_tile: tokens_of_item(
+                desc.num_qo_heads,
+                desc.max_qo_len,
+                ROWS_OF_ANY_BATCH,
+                first.shape.q_tile,
+            ),
             page_size,
             sm_count: context.device().sm_count,
         }))
@@ -111,31 +121,11 @@ impl Sm90Mla {
         [row_tiles, run.num_items.min(self.slots(row_tiles)), 1]
     }
 
-    /// Items at a time.
-    fn slots(&self, row_tiles: u32) -> u32 {
-        (self.sm_count / row_tiles).max(1)
-    }
-}
-
-/// The tokens of a short request, so many that their heads fill a tile, or one token.
-fn tokens_of_item(desc: &AttentionDesc, rows_of_tile: u32) -> u32 {
-    let heads = desc.num_qo_heads;
-    if desc.max_qo_len.saturating_mul(heads) <= ROWS_SIDE_BY_SIDE {
-        desc.max_qo_len
-    } else {
-        (rows_of_tile / heads).max(1)
-    }
-}
-
-impl AttentionKernel for Sm90Mla {
-    fn name(&self) -> &str {
-        &self.row.row.name
-    }
-
-    fn tiling(&self) -> Tiling {
-        let row_tiles = self.dims.row_tiles(self.q_tile, self.row.shape.q_tile);
+    /// Items of so many tokens.
+    fn tiling_by(&self, tokens: u32) -> Tiling {
+        let row_tiles = self.dims.row_tiles(tokens, self.row.shape.q_tile);
         Tiling {
-            q_tile: self.q_tile,
+            q_tile: tokens,
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.slots(row_tiles),
             max_shares: self.slots(row_tiles),
@@ -150,6 +140,41 @@ impl AttentionKernel for Sm90Mla {
                 small: SmallItems::NONE,
             },
         }
+    }
+
+    /// Items at a time.
+    fn slots(&self, row_tiles: u32) -> u32 {
+        (self.sm_count / row_tiles).max(1)
+    }
+}
+
+/// The tokens of a request that has no more rows than `most`, or as many as fill a tile.
+fn tokens_of_item(heads: u32, tokens: u32, most: u32, rows_of_tile: u32) -> u32 {
+    match tokens.saturating_mul(heads) <= most {
+        true => tokens,
+        false => tokens_of_tile(heads, rows_of_tile),
+    }
+}
+
+/// So many tokens that their heads fill a tile, or one.
+fn tokens_of_tile(heads: u32, rows_of_tile: u32) -> u32 {
+    (rows_of_tile / heads).max(1)
+}
+
+impl AttentionKernel for Sm90Mla {
+    fn name(&self) -> &str {
+        &self.row.row.name
+    }
+
+    fn tiling(&self) -> Tiling {
+        self.tiling_by(self.q_tile)
+    }
+
+    fn tilings_of(&self, rows: u32) -> Option<[Tiling; 2]> {
+        let (heads, rows, tile) = (self.dims.num_heads(), rows.max(1), self.row.shape.q_tile);
+        let large = tokens_of_item(heads, rows, ROWS_SIDE_BY_SIDE, tile);
+        let small = tokens_of_tile(heads, tile).min(rows);
+        Some([large, small].map(|tokens| self.tiling_by(tokens)))
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {
