@@ -1,0 +1,101 @@
+"""Random batches of absorbed MLA, to find those that fall behind: the rows of mla.py are samples of this space.
+
+    random_mla.py OUT.jsonl [--seed N] [--seconds S]
+
+draws heads (1 to 128), tokens of a request, pages, cache formats, requests and lengths, equal and not. Every answer is
+compared with float64. A row's expectation is the time of its bytes or of its FLOPs at the rates of the same run, whichever is
+longer, and OVERHEAD_US. What took the longest for its expectation is printed last.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import sys
+import time
+
+import torch
+
+import bench
+import folio
+import mla
+from random_shapes import log_uniform
+
+HEADS = [1, 4, 8, 12, 16, 16, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 128]
+TOKENS = [1, 1, 1, 1, 2, 3, 4, 6]
+PAGES = [1, 2, 5, 8, 16, 32, 64, 64, 64, 128]
+CACHES = ["bf16", "bf16", "e4m3", "ds_mla"]
+MOST_BYTES, MOST_FLOPS = 2e9, 1e12
+# An empty kernel in a graph, the first loads, a tile's end, and a second kernel that puts split rows together.
+OVERHEAD_US = 11.0
+# Relative error. Elements of fp8_ds_mla are rounded to bf16 with their scales where there are more than 16 rows: up to 4.3e-3.
+TOLERANCE = 5e-3
+
+
+def draw(rng):
+    batch, longest = log_uniform(rng, 1, 256), log_uniform(rng, 64, 65536)
+    q = min(rng.choice(TOKENS), longest)
+    lens = [longest] * batch if rng.random() < 0.7 else [max(q, log_uniform(rng, 32, longest)) for _ in range(batch)]
+    return mla.Row(rng.choice(HEADS), lens, q, rng.choice(PAGES), rng.choice(CACHES))
+
+
+def rows(seed):
+    rng = random.Random(seed)
+    while True:
+        row = draw(rng)
+        moved, flops = cost(row)
+        if moved <= MOST_BYTES and flops <= MOST_FLOPS:
+            yield row
+
+
+def cost(row):
+    """Bytes of records, queries and outputs, and products without masks."""
+    keys, rows_of_all = sum(row.lens), row.heads * row.q * len(row.lens)
+    width = 2 * mla.RANK + mla.ROPE
+    return keys * mla.RECORD_BYTES[row.cache] + 2 * rows_of_all * width, 2 * row.heads * row.q * keys * width
+
+
+def measure(context, row, limits):
+    workload = mla.Workload(row)
+    handle, _, run = mla.folio_mla(context, workload)
+    workload.o.fill_(float("nan"))
+    run()
+    wrong = workload.error(workload.o)
+    if not wrong < TOLERANCE:
+        raise RuntimeError(f"error {wrong} against float64 (kernel {handle.kernel})")
+    moved, flops = cost(row)
+    expected = max(moved / limits["read_bytes_per_s"], flops / limits["bf16_flops"]) * 1e6 + OVERHEAD_US
+    us = bench.captured(run)[0]
+    result = {"kind": "random_mla", "name": row.name, "kernel": handle.kernel, "error": wrong, "us": {"folio": us},
+              "expected_us": expected, "ratio": us / expected}
+    handle.close()
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60)
+    options = parser.parse_args()
+    bench.REST_SECONDS = 0.02
+    context, limits = folio.Context(), bench.limits()
+    results, failures, end = [], 0, time.monotonic() + options.seconds
+    for row in rows(options.seed):
+        if time.monotonic() > end:
+            break
+        try:
+            results.append(measure(context, row, limits))
+        except Exception as failure:
+            failures += 1
+            print(f"FAILED {row.name}: {str(failure)[:200]}", flush=True)
+        torch.cuda.empty_cache()
+    options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
+    for result in sorted(results, key=lambda result: result["ratio"]):
+        print(f"{result['ratio']:5.2f}  {result['us']['folio']:.1f} of {result['expected_us']:.1f}  {result['name']}  {result['kernel']}")
+    print(f"{len(results)} rows, {failures} failures")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
