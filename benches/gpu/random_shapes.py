@@ -81,6 +81,21 @@ def measure(context, row, limits):
     return result
 
 
+def measured(rows, seconds, measure):
+    """What `measure` says of as many rows as there is time for, and how many failed. These are printed."""
+    results, failures, end = [], 0, time.monotonic() + seconds
+    for row in rows:
+        if time.monotonic() > end:
+            break
+        try:
+            results.append(measure(row))
+        except Exception as failure:
+            failures += 1
+            print(f"FAILED {row.name}: {str(failure)[:200]}", flush=True)
+        torch.cuda.empty_cache()
+    return results, failures
+
+
 def line(result):
     own, *others = (f"{name} {us:.1f}" for name, us in result["us"].items())
     behind = "  BEHIND" if min(result["us"].values()) < result["us"]["folio"] else ""
@@ -101,16 +116,7 @@ def main():
         peers.PEERS.clear()
     context, limits = folio.Context(), bench.limits()
     print(json.dumps(limits), torch.cuda.get_device_name(), "peers:", ", ".join(peers.PEERS), flush=True)
-    results, failures, end = [], 0, time.monotonic() + options.seconds
-    for row in rows(options.seed):
-        if time.monotonic() > end:
-            break
-        try:
-            results.append(measure(context, row, limits))
-        except Exception as failure:
-            failures += 1
-            print(f"FAILED {row.kind} {row.name}: {str(failure)[:200]}", flush=True)
-        torch.cuda.empty_cache()
+    results, failures = measured(rows(options.seed), options.seconds, lambda row: measure(context, row, limits))
     options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
     for result in sorted(results, key=lambda result: result["ratio"]):
         print(line(result))
