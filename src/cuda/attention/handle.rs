@@ -14,26 +14,23 @@ use super::mask_items::{MaskItems, Places};
 use super::narrow::{Narrow, Room};
 use super::planner::Planner;
 use super::round_lse::RoundLse;
+use super::run_params::{self, MaskStarts};
+use super::tilings::Tilings;
 use crate::backend::{Append, Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::items_params::MaskItemsParams;
 use crate::cuda::kernels::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
-use crate::cuda::params::{
-    ALIBI_SQRT, AttentionParams, Cache, K_SCALES_OF_REQUESTS, MASK_NEW_KEYS, MASK_SKIP_PREFIX,
-    MM_PREFIX_IN_WINDOW, MaskMode, PlanView, QUERIES_E4M3, QUERIES_E5M2, Rows,
-    V_SCALES_OF_REQUESTS, address, are_of_requests, fewest, lse_flag, scales_stride,
-};
+use crate::cuda::params::PlanView;
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids, quicker};
+use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, HostBatch,
-    Keys, Kind, KvStorage, Mask, MaskColumns, Pages, Tiling, WorkList,
+    Keys, Kind, KvStorage, Mask, Pages, Tiling, WorkList,
 };
-use crate::tensor::Tensor;
 
 /// One attention problem on one device.
 pub struct CudaAttention {
@@ -46,7 +43,6 @@ pub struct CudaAttention {
     round_lse: RoundLse,
     mask_items: Option<MaskItems>,
     narrow: Narrow,
-    tiling: Tiling,
     capacity: Capacity,
     regions: Regions,
     ring: Ring,
@@ -63,9 +59,7 @@ pub struct CudaAttention {
 #[derive(Debug, Clone, Copy)]
 struct Planned {
     view: PlanView,
-    /// Device addresses of the custom masks' starts.
-    mask_bytes_start: u64,
-    mask_bits_start: u64,
+    mask_starts: MaskStarts,
     /// Where factors of k and v have room.
     scales: u64,
     /// Where an lse of fp32 has room.
@@ -101,12 +95,11 @@ impl CudaAttention {
     ) -> Result<CudaAttention> {
         check(desc)?;
         let candidates = Candidates::load(loader, context, desc)?;
-        let tiling = candidates.tiling();
-        let capacity = (1..=desc.max_qo_len.min(MOST_ROWS_TOLD_APART))
-            .filter_map(|rows| tilings_of(&candidates, desc, rows))
-            .flatten()
-            .map(|tiling| Capacity::new(desc, &tiling))
-            .fold(Capacity::new(desc, &tiling), Capacity::max);
+        let tilings = Tilings {
+            candidates: &candidates,
+            desc,
+        };
+        let capacity = tilings.capacity();
         let regions = Regions::new(
             &capacity,
             desc.num_qo_heads as usize,
@@ -125,7 +118,6 @@ impl CudaAttention {
             mask_items: MaskItems::load(loader, context, desc)?,
             narrow: Narrow::load(loader, context, desc)?,
             planner: Planner::load(loader, context, desc, places)?,
-            tiling,
             capacity,
             regions,
             ring: Ring::new(context)?,
@@ -190,7 +182,7 @@ impl CudaAttention {
             planned.num_requests = requests.count() as u32;
             planned.num_tokens = batch.num_tokens() as u64;
         }
-        if tilings_of(&self.candidates, &self.desc, 1).is_some() {
+        if self.tilings().of_rows(1).is_some() {
             let rows_of_items = work.items.iter().map(|item| item.q_len);
             planned.q_tile = rows_of_items.max().unwrap_or(1);
         }
@@ -215,7 +207,7 @@ impl CudaAttention {
         let base = workspace.device as u64;
         let layout = self.regions.plan;
         let (batch, copies) = self.narrow.batch(batch, self.room(workspace))?;
-        let tiling = self.tiling_of_device(&batch);
+        let tiling = self.tilings().of_device(&batch);
         // SAFETY: the lengths are the caller's, of the shapes that `api` checked, and the workspace has room
         // for the largest plan.
         unsafe {
@@ -229,15 +221,10 @@ impl CudaAttention {
         })
     }
 
-    /// Where all requests have the same number of query rows, the host knows it.
-    fn tiling_of_device(&self, batch: &DeviceBatch) -> Tiling {
-        let rows = match batch.qo_indptr {
-            None => batch.qo_len,
-            Some(_) => return self.tiling,
-        };
-        match tilings_of(&self.candidates, &self.desc, rows) {
-            Some([large, _]) => large,
-            None => self.tiling,
+    fn tilings(&self) -> Tilings<'_> {
+        Tilings {
+            candidates: &self.candidates,
+            desc: &self.desc,
         }
     }
 
@@ -267,14 +254,16 @@ impl CudaAttention {
     fn largest(&self, layout: &Layout, base: u64, page_ids: Option<u64>) -> Planned {
         Planned {
             view: view(&self.regions, layout, base, page_ids),
-            mask_bytes_start: base + layout.mask_bytes_start as u64,
-            mask_bits_start: base + layout.mask_bits_start as u64,
+            mask_starts: MaskStarts {
+                bytes: base + layout.mask_bytes_start as u64,
+                bits: base + layout.mask_bits_start as u64,
+            },
             scales: base + (self.regions.own + scales_at(&self.capacity, &self.desc)) as u64,
             lse: base + (self.regions.own + lse_at(&self.capacity, &self.desc)) as u64,
             items_mask: base + (self.regions.own + items_at(&self.capacity, &self.desc)) as u64,
             num_items: self.capacity.counts.items,
             num_combines: self.capacity.counts.combines,
-            q_tile: self.tiling.q_tile.min(self.desc.max_qo_len),
+            q_tile: self.tilings().of_desc().q_tile.min(self.desc.max_qo_len),
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
             starts_in_blocks: false,
             num_rows: u64::from(self.desc.max_num_tokens),
@@ -295,110 +284,11 @@ impl CudaAttention {
         };
         let places = Places {
             view: planned.view,
-            mask_start: planned.mask_bits_start,
+            mask_start: planned.mask_starts.bits,
             mask: planned.items_mask,
         };
         kernel.as_mask(args, &places)
     }
-
-    fn params(&self, planned: &Planned, args: &Checked<AttentionArgs>) -> AttentionParams {
-        let custom =
-            |mode, mask: &Tensor, start| (mode, mask.address() as u64, mask.extent(0), start);
-        let (mask_mode, mask, mask_bytes, mask_start) = match &args.mask {
-            // Items are a mask of bits by now.
-            Mask::Causal | Mask::Items { .. } => (MaskMode::Causal, 0, 0, 0),
-            Mask::Full | Mask::CausalByRequest(_) => (MaskMode::Full, 0, 0, 0),
-            Mask::Bytes(mask) => custom(MaskMode::Bytes, mask, planned.mask_bytes_start),
-            Mask::Bits(mask) => custom(MaskMode::Bits, mask, planned.mask_bits_start),
-        };
-        let mask_start = args
-            .custom_mask_indptr
-            .map_or(mask_start, |indptr| indptr.address() as u64);
-        let causal_requests = match args.mask {
-            Mask::CausalByRequest(causal) => address(Some(causal)),
-            _ => 0,
-        };
-        let [k_scales, v_scales] =
-            [args.k_scales, args.v_scales].map(|scales| self.desc.kv_format.head_scales(scales));
-        let side = |side: Option<u32>| side.and_then(|n| i32::try_from(n).ok()).unwrap_or(-1);
-        AttentionParams {
-            plan: planned.view,
-            q: Rows::of(&args.q),
-            o: Rows::of(&args.o),
-            k: Cache::of(&args.k),
-            v: Cache::of(&args.v),
-            lse: address(args.lse),
-            lse_stride_token: args.lse.map_or(0, |lse| lse.stride(0)),
-            lse_stride_head: args.lse.map_or(0, |lse| lse.stride(1)),
-            sinks: address(args.sinks),
-            alibi_slopes: address(args.alibi_slopes),
-            k_scales: address(k_scales),
-            v_scales: address(v_scales),
-            mask,
-            mask_start,
-            mm_prefix_ranges: address(args.mm_prefix_ranges),
-            logits_scale: args.logits_scale(),
-            v_scale: args.v_scale,
-            o_scale: args.o_scale,
-            logits_soft_cap: args.logits_soft_cap,
-            window_left: side(args.window.left),
-            window_right: side(args.window.right),
-            mask_mode,
-            flags: run_flags(args) | scales_flags(k_scales, v_scales),
-            k_scales_stride: scales_stride(k_scales),
-            v_scales_stride: scales_stride(v_scales),
-            num_qo_heads: self.desc.num_qo_heads,
-            num_kv_heads: self.desc.num_kv_heads,
-            page_size: self.desc.kv.page_size(),
-            num_mm_prefix_ranges: args.mm_prefix_ranges.map_or(0, |r| r.extent(1) as u32),
-            num_tokens: fewest(
-                [&args.q, &args.o]
-                    .into_iter()
-                    .chain(&args.q_rope)
-                    .chain(&args.lse),
-            ),
-            num_pages: fewest([&args.k, &args.v].into_iter().chain(&args.k_rope)),
-            mask_bytes,
-            section_bytes: section_bytes(self.context.device().l2_bytes),
-            k_rope_page_groups: 0,
-            causal_requests,
-            alibi_request_stride: args.alibi_slopes.map_or(0, |slopes| match slopes.rank() {
-                1 => 0,
-                _ => slopes.extent(1) as u32,
-            }),
-            chunk_size: args.chunks.map_or(0, |chunks| chunks.size.get()),
-            chunk_look_back: args.chunks.map_or(0, |chunks| chunks.look_back),
-            reserved: 0,
-        }
-    }
-}
-
-fn run_flags(args: &AttentionArgs) -> u32 {
-    let when = |stated: bool, flag| if stated { flag } else { 0 };
-    let columns = match args.mask_columns {
-        MaskColumns::Keys => 0,
-        MaskColumns::KeysAfterPrefix => MASK_SKIP_PREFIX,
-        MaskColumns::NewKeys => MASK_NEW_KEYS,
-    };
-    let queries = match args.q.dtype() {
-        DType::F8E4M3 => QUERIES_E4M3,
-        DType::F8E5M2 => QUERIES_E5M2,
-        _ => 0,
-    };
-    lse_flag(args.lse_base)
-        | queries
-        | when(args.alibi_sqrt, ALIBI_SQRT)
-        | columns
-        | when(args.mm_prefix_in_window, MM_PREFIX_IN_WINDOW)
-}
-
-/// Which of the scales each request has of its own.
-fn scales_flags(k_scales: Option<Tensor>, v_scales: Option<Tensor>) -> u32 {
-    let flag = |scales: Option<Tensor>, flag| match scales.as_ref().is_some_and(are_of_requests) {
-        true => flag,
-        false => 0,
-    };
-    flag(k_scales, K_SCALES_OF_REQUESTS) | flag(v_scales, V_SCALES_OF_REQUESTS)
 }
 
 impl Attention for CudaAttention {
@@ -407,15 +297,11 @@ impl Attention for CudaAttention {
     }
 
     fn tiling(&self) -> Tiling {
-        self.tiling
+        self.tilings().of_desc()
     }
 
     fn tiling_of(&self, batch: &HostBatch<'_>) -> Tiling {
-        let longest = (0..batch.batch_size()).map(|b| batch.planned_rows(b)).max();
-        match tilings_of(&self.candidates, &self.desc, longest.unwrap_or(0)) {
-            Some([large, small]) => quicker(batch, large, small),
-            None => self.tiling,
-        }
+        self.tilings().of_host(batch)
     }
 
     fn workspace(&self) -> WorkspaceInfo {
@@ -473,18 +359,6 @@ impl Attention for CudaAttention {
     }
 }
 
-/// Kernels cut batches with more query rows than that for each request alike.
-const MOST_ROWS_TOLD_APART: u32 = 1024;
-
-/// How batches are cut whose requests have up to so many query rows, where they may be cut in ways of their own: what a graph
-/// launches is the same for every batch, and a batch-invariant plan cuts a request alike in every batch.
-fn tilings_of(candidates: &Candidates, desc: &AttentionDesc, rows: u32) -> Option<[Tiling; 2]> {
-    match desc.graph || desc.batch_invariant {
-        true => None,
-        false => candidates.tilings_of(rows),
-    }
-}
-
 /// What is enqueued together with a run.
 #[derive(Clone, Copy, Default)]
 struct Around<'a> {
@@ -529,7 +403,14 @@ impl CudaAttention {
             Some((items, masked)) => (Some(items), masked),
             None => (None, args),
         };
-        let mut params = self.params(&planned, args);
+        let l2_bytes = self.context.device().l2_bytes;
+        let mut params = run_params::of(
+            &self.desc,
+            l2_bytes,
+            planned.view,
+            &planned.mask_starts,
+            args,
+        );
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
         let lse_room = last.map_or(Ok(planned), CudaAttention::planned)?.lse;
         let rounded = self.round_lse.redirect(args, lse_room, &mut params);
@@ -655,11 +536,6 @@ fn aligned(bytes: usize) -> usize {
     bytes
         .checked_next_multiple_of(PARTS_ALIGNMENT)
         .unwrap_or(usize::MAX)
-}
-
-/// Two thirds of the L2: the rest is for queries and outputs. (40 of the 60 MiB that an H200 states.)
-fn section_bytes(l2_bytes: u32) -> u32 {
-    l2_bytes / 3 * 2
 }
 
 fn describe_page_ids(ids: Option<u64>) -> String {

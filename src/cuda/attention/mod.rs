@@ -1,6 +1,7 @@
 //! Attention on a device: [`handle`] plans and runs one problem. [`planner`] plans where lengths are on the
-//! device, [`candidates`] picks the kernel of each run, and [`combine`] puts split rows together after it. [`mixed`]
-//! plans and runs the decodes of a batch apart from its prompts.
+//! device, [`candidates`] picks the kernel of each run, and [`combine`] puts split rows together after it. `tilings` says how
+//! batches are cut, and `run_params` what kernels are told of a run. [`mixed`] plans and runs the decodes of a batch apart
+//! from its prompts.
 //!
 //! [`kernel`] says what a kernel that computes attention offers and [`features`] what it may lack;
 //! [`mod@generic`], [`sm90_decode`] and [`sm90_prefill`] are those that there are, and [`mla`] and
@@ -20,6 +21,7 @@ pub mod narrow;
 pub mod planner;
 mod prefill_widened;
 mod round_lse;
+mod run_params;
 pub(in crate::cuda) mod sm90;
 pub mod sm90_decode;
 mod sm90_mla;
@@ -27,4 +29,5 @@ pub mod sm90_mla_few;
 pub mod sm90_prefill;
 mod sm90_prefill_fp8;
 pub mod stored;
+mod tilings;
 mod widen_stored;
