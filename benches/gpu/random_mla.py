@@ -10,13 +10,12 @@ longer, and OVERHEAD_US. What took the longest for its expectation is printed la
 import argparse
 import json
 import pathlib
-import random
 import sys
 
 import bench
 import folio
 import mla
-from random_shapes import log_uniform, measured
+from random_shapes import log_uniform, measured, rows
 
 HEADS = [1, 4, 8, 12, 16, 16, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 128]
 TOKENS = [1, 1, 1, 1, 2, 3, 4, 6]
@@ -34,15 +33,6 @@ def draw(rng):
     q = min(rng.choice(TOKENS), longest)
     lens = [longest] * batch if rng.random() < 0.7 else [max(q, log_uniform(rng, 32, longest)) for _ in range(batch)]
     return mla.Row(rng.choice(HEADS), lens, q, rng.choice(PAGES), rng.choice(CACHES))
-
-
-def rows(seed):
-    rng = random.Random(seed)
-    while True:
-        row = draw(rng)
-        moved, flops = cost(row)
-        if moved <= MOST_BYTES and flops <= MOST_FLOPS:
-            yield row
 
 
 def cost(row):
@@ -77,7 +67,8 @@ def main():
     options = parser.parse_args()
     bench.REST_SECONDS = 0.02
     context, limits = folio.Context(), bench.limits()
-    results, failures = measured(rows(options.seed), options.seconds, lambda row: measure(context, row, limits))
+    drawn = rows(options.seed, draw, cost, MOST_BYTES, MOST_FLOPS)
+    results, failures = measured(drawn, options.seconds, lambda row: measure(context, row, limits))
     options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
     for result in sorted(results, key=lambda result: result["ratio"]):
         print(f"{result['ratio']:5.2f}  {result['us']['folio']:.1f} of {result['expected_us']:.1f}  {result['name']}  {result['kernel']}")

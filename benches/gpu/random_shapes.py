@@ -65,12 +65,13 @@ def cost(row):
     return 2 * row.batch * row.kv * row.hk * dim, 2 * row.hq * sum(row.qo_lens) * row.kv * dim
 
 
-def rows(seed):
+def rows(seed, draw=draw, cost=cost, most_bytes=MOST_BYTES, most_flops=MOST_FLOPS):
+    """Rows that are drawn, without those that move or compute too much."""
     rng = random.Random(seed)
     while True:
         row = draw(rng)
         moved, flops = cost(row)
-        if moved <= MOST_BYTES and flops <= MOST_FLOPS:
+        if moved <= most_bytes and flops <= most_flops:
             yield row
 
 
