@@ -1,4 +1,4 @@
-// The parameters of kernels/plan/plan.cu, which those of plan_cascade.cu begin with. src/cuda/plan_params.rs mirrors them field
+// The parameters of kernels/plan/plan.cu, and those that it has in common with plan_cascade.cu. src/cuda/plan_params.rs mirrors them field
 // by field; sizes are asserted on both sides. No code here.
 #pragma once
 
@@ -24,7 +24,7 @@ struct FolioPlanRequest {
     folio_i32 q_token;
 };
 
-// kernels/plan/plan.cu: cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
+// Cuts a batch whose lengths are on the device, as src/plan/schedule.rs does on the host.
 struct FolioPlanParams {
     const folio_i32 *qo_indptr;  // or null: fixed_qo_len rows per request
     const folio_i32 *kv_indptr;  // pages (ragged: tokens) before each request, or null
@@ -53,5 +53,20 @@ struct FolioPlanParams {
     folio_u32 order;  // FolioPlanOrder
 };
 
+// Workers of an item, and requests that may be one item each: the tiles of its rows, pairs of a query row and a head, have a
+// worker each.
+struct FolioPlanWorkers {
+    folio_u32 of_item;    // of q_tile query rows
+    folio_u32 most_rows;  // query rows of a request that is one item, at most; 0: requests are cut by q_tile
+    folio_u32 num_heads, rows_of_tile, all;
+    folio_u32 reserved;
+};
+
+struct FolioPlanBatchParams {
+    FolioPlanParams plan;
+    FolioPlanWorkers workers;
+};
+
 // The numbers of src/cuda/plan_params.rs.
 static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 240, "planning");
+static_assert(sizeof(FolioPlanBatchParams) == 264, "planning a batch");

@@ -8,10 +8,6 @@ namespace folio {
 // Requests that are kept in shared memory; larger batches are kept in the workspace.
 constexpr u32 SHARED_REQUESTS = 1024;
 
-// Pieces of fewer keys are not worth an item: a share does not end so near to the begin or the end of a tile.
-constexpr u32 FEWEST_KEYS = 192;
-__device__ __forceinline__ u32 fewest_units(const FolioPlanParams &p) { return max(1u, FEWEST_KEYS / p.kv_unit); }
-
 // Where the keys of every request are cut: into chunks of one size, or at every multiple of a share of all their units. All
 // tiles of a request are cut alike.
 struct Cut {
@@ -38,10 +34,10 @@ struct Added {
     u32 first_cut, pieces;
     u64 items, combines, partials;
 
-    __device__ __forceinline__ Added(const FolioPlanParams &p, const FolioPlanRequest &request, const Cut &cut)
+    __device__ __forceinline__ Added(const Tiling &tiling, const FolioPlanRequest &request, const Cut &cut)
         : first_cut(cut.first_cut(request.units_before)),
           pieces(cut.pieces(first_cut, request.units)),
-          items(static_cast<u64>(divide_up(request.rows, p.q_tile)) * pieces),
+          items(static_cast<u64>(divide_up(request.rows, tiling.q_tile)) * pieces),
           combines(pieces > 1 ? request.rows : 0),
           partials(combines * pieces) {}
 };
@@ -56,11 +52,11 @@ struct Counted {
     }
 };
 
-__device__ __forceinline__ Counted count(const FolioPlanParams &p, const Requests &all, const Cut &cut) {
+__device__ __forceinline__ Counted count(const Tiling &tiling, const Requests &all, const Cut &cut) {
     __shared__ BlockScan<2> scan;
     Counted counted = {};
 #pragma unroll 1
-    for (u32 b = all.begin; b < all.end; b++) counted.add(Added(p, all.request[b], cut));
+    for (u32 b = all.begin; b < all.end; b++) counted.add(Added(tiling, all.request[b], cut));
     scan.exclusive(counted.before);
     counted.items = static_cast<u32>(scan.totals[0]), counted.combines = static_cast<u32>(scan.totals[0] >> 32);
     __syncthreads();  // before another cut is counted
@@ -71,7 +67,8 @@ __device__ __forceinline__ Counted count(const FolioPlanParams &p, const Request
 // item, and rows that are split are combined.
 __device__ __forceinline__ u64 cost_of_chunks(const FolioPlanParams &p, const Batch &batch, u32 chunk,
                                               const Counted &counted) {
-    const u32 items = max(1u, counted.items), rounds = (items - 1) / p.max_shares + 1, of_tile = units_of_tile(p);
+    const u32 items = max(1u, counted.items), rounds = (items - 1) / batch.tiling.max_shares + 1,
+              of_tile = units_of_tile(p);
     const u64 units = batch.tile_units + static_cast<u64>(items) * of_tile;
     const u64 in_rounds = rounds * units / items, longest = min(chunk, batch.most_units) + of_tile;
     // Items of workers that take shares are dealt out before it is known how long they take: who has the longest has one of
@@ -86,8 +83,9 @@ __device__ __forceinline__ u32 worthwhile_share(const FolioPlanParams &p, const 
                                                 const Counted &counted) {
     // After so many rounds a last one that is not full costs less than a tenth.
     constexpr u32 ROUNDS = 10;
-    if (p.max_shares <= 1 || p.batch_size / p.max_shares >= ROUNDS || !batch.is_even) return 0;
-    const u32 tiles = max(1u, batch.most_tiles), shares = p.max_shares / tiles, of_tile = units_of_tile(p);
+    const u32 most = batch.tiling.max_shares;
+    if (most <= 1 || p.batch_size / most >= ROUNDS || !batch.is_even) return 0;
+    const u32 tiles = max(1u, batch.most_tiles), shares = most / tiles, of_tile = units_of_tile(p);
     if (of_tile > 0 && (tiles > 1 || p.batch_size > SHARED_REQUESTS)) return 0;
     const u64 units = (batch.tile_units + of_tile * batch.tiles) / tiles;
     if (shares <= 1 || units >= 1u << 31) return 0;
@@ -106,7 +104,7 @@ __device__ __forceinline__ Cut choose(const FolioPlanParams &p, const Requests &
 #pragma unroll 1  // one copy of the code
     while (true) {
         const Cut cut = {Reciprocal(units), is_shares, fewest_units(p)};
-        counted = count(p, all, cut);
+        counted = count(batch.tiling, all, cut);
         if (is_shares || p.invariant_chunk) return cut;
         const u32 share = worthwhile_share(p, batch, units, counted);
         if (share == 0) return cut;
@@ -120,12 +118,12 @@ __device__ __forceinline__ u32 *own_shares(const FolioPlanParams &p) { return p.
 __device__ __forceinline__ u32 *shares_before(const FolioPlanParams &p) { return p.first_combine; }
 
 // Where each request's items, combine items and partial results start.
-__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Requests &all, const Cut &cut,
-                                          Counted counted) {
+__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Tiling &tiling, const Requests &all,
+                                          const Cut &cut, Counted counted) {
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
-        const Added added(p, request, cut);
+        const Added added(tiling, request, cut);
         if (cut.is_shares && p.order == FOLIO_PLAN_BY_SHARE) own_shares(p)[b] = cut.share(request.units_before);
         all.first_item[b] = static_cast<u32>(counted.before[0]);
         all.first_combine[b] = static_cast<u32>(counted.before[0] >> 32);
@@ -133,20 +131,21 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Reques
         request.first_cut = added.first_cut, request.pieces = added.pieces;
         counted.add(added);
     }
-    const Counts counts = store_counts(p, counted.items, counted.combines);
+    const Counts counts = store_counts(p, tiling.workers_of_item, counted.items, counted.combines);
     __syncthreads();
     return counts;
 }
 
 // Row r of piece c of a tile lies c times the tile's rows after row r of its first piece. A row whose parts do not all
 // fit in the workspace is dropped: it has none.
-__device__ __forceinline__ void write_combines(const FolioPlanParams &p, const Requests &all, u32 num_combines) {
+__device__ __forceinline__ void write_combines(const FolioPlanParams &p, const FolioDivisor &q_tile,
+                                               const Requests &all, u32 num_combines) {
 #pragma unroll 1
     for (u32 n = threadIdx.x; n < num_combines; n += blockDim.x) {
         const u32 index = find(all.first_combine, p.batch_size, n);
         const FolioPlanRequest &request = all.request[index];
-        const u32 row = n - all.first_combine[index], tile = divide(row, p.q_tile);
-        const u32 q_start = tile * p.q_tile.divisor, q_len = min(p.q_tile.divisor, request.rows - q_start);
+        const u32 row = n - all.first_combine[index], tile = divide(row, q_tile);
+        const u32 q_start = tile * q_tile.divisor, q_len = min(q_tile.divisor, request.rows - q_start);
         const u32 of_tile = request.first_partial + q_start * request.pieces;
         const u32 first = request.first_partial + row * request.pieces;
         const u32 count = of_tile + q_len * request.pieces <= p.max_partial_rows ? request.pieces : 0;
@@ -157,16 +156,15 @@ __device__ __forceinline__ void write_combines(const FolioPlanParams &p, const R
 
 // Item `index` in natural order: by request, tile, piece. Prefill takes a request's last tile first, as it
 // sees the most keys.
-__device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, const Requests &all, u32 index,
-                                                   u32 units) {
+__device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, const FolioDivisor &q_tile,
+                                                   const Requests &all, u32 index, u32 units) {
     FolioWorkItem item = {};
     item.request = find(all.first_item, p.batch_size, index);
     const FolioPlanRequest &request = all.request[item.request];
     const u32 within = index - all.first_item[item.request], t = within / request.pieces,
               c = within - t * request.pieces;
-    item.q_start =
-        (p.order == FOLIO_PLAN_BY_REQUEST ? divide_up(request.rows, p.q_tile) - 1 - t : t) * p.q_tile.divisor;
-    item.q_len = min(p.q_tile.divisor, request.rows - item.q_start);
+    item.q_start = (p.order == FOLIO_PLAN_BY_REQUEST ? divide_up(request.rows, q_tile) - 1 - t : t) * q_tile.divisor;
+    item.q_len = min(q_tile.divisor, request.rows - item.q_start);
     const u32 first = first_key(p, request.rows, request.keys),
               next = first + (request.first_cut + c * units) * p.kv_unit;
     item.kv_start = c == 0 ? first : next - units * p.kv_unit;
@@ -241,8 +239,10 @@ __device__ __forceinline__ void write_shares(const FolioPlanParams &p, const Req
 
 }  // namespace folio
 
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_plan(const __grid_constant__ FolioPlanParams p) {
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_plan(const __grid_constant__ FolioPlanBatchParams params) {
     using namespace folio;
+    const FolioPlanParams &p = params.plan;
     __shared__ FolioPlanRequest requests[SHARED_REQUESTS];
     __shared__ u32 first_item[SHARED_REQUESTS], first_combine[SHARED_REQUESTS];
     wait_for_prerequisites();
@@ -250,19 +250,19 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_plan(const 
     const u32 run = divide_up(p.batch_size, blockDim.x), begin = min(threadIdx.x * run, p.batch_size);
     const Requests all = {is_small ? requests : p.requests, is_small ? first_item : p.first_item,
                           is_small ? first_combine : p.first_combine, begin, min(begin + run, p.batch_size)};
-    const Batch batch = read_lengths(p, all);
+    const Batch batch = read_lengths(p, params.workers, all);
     Counted counted;
     const Cut cut = choose(p, all, batch, counted);
-    const Counts counts = lay_out(p, all, cut, counted);
-    write_combines(p, all, counts.combines);
+    const Counts counts = lay_out(p, batch.tiling, all, cut, counted);
+    write_combines(p, batch.tiling.q_tile, all, counts.combines);
     const u32 units = cut.size.divisor;
     const float largest = p.order == FOLIO_PLAN_BY_REQUEST ? cost_of(p, batch.most_units, 1)
                                                            : cost_of(p, min(units, batch.most_units), batch.most_rows);
-    const auto item = [&](u32 index) { return make_item(p, all, index, units); };
+    const auto item = [&](u32 index) { return make_item(p, batch.tiling.q_tile, all, index, units); };
     if (cut.is_shares && p.order == FOLIO_PLAN_BY_SHARE && counts.items == counted.items) {
         const u32 num_shares = find_shares(p, all);
         // The workspace has room for one more.
-        if (num_shares <= p.max_shares + 1) return write_shares(p, all, counts.items, num_shares, item);
+        if (num_shares <= batch.tiling.max_shares + 1) return write_shares(p, all, counts.items, num_shares, item);
     }
     write_items(p, all, counts.items, item, CLASSES / (largest + 1.0f));
 }

@@ -73,7 +73,7 @@ __device__ __forceinline__ u32 innermost_around(const FolioPlanCascadeParams &c,
 }
 
 // Leaves to every entry the keys behind those of the segment around it. A segment without such keys has no rows.
-__device__ __forceinline__ Batch share_keys(const FolioPlanCascadeParams &c, const Entries &all) {
+__device__ __forceinline__ Batch share_keys(const FolioPlanCascadeParams &c, const Tiling &tiling, const Entries &all) {
     __shared__ BlockScan<2> scan;
     __shared__ BlockReduce maxima;
     u64 sums[2] = {};  // tiles, and their units
@@ -95,7 +95,8 @@ __device__ __forceinline__ Batch share_keys(const FolioPlanCascadeParams &c, con
     maxima.put(0, 0, __reduce_max_sync(FULL_WARP, most_units));
     maxima.put(0, 1, __reduce_max_sync(FULL_WARP, most_rows));
     scan.exclusive(sums);
-    return {scan.totals[0],
+    return {tiling,
+            scan.totals[0],
             scan.totals[1],
             __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
             __reduce_max_sync(FULL_WARP, maxima.get(0, 1)),
@@ -154,7 +155,7 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Entrie
         all.requests.first_combine[e] = static_cast<u32>(sums[1]);
         sums[0] += added.items, sums[1] += added.combines, sums[2] += added.partial_rows, sums[3] += added.parts;
     }
-    const Counts counts = store_counts(p, scan.totals[0], scan.totals[1]);
+    const Counts counts = store_counts(p, 0, scan.totals[0], scan.totals[1]);
     __syncthreads();
     return counts;
 }
@@ -240,9 +241,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     const Requests records = {is_small ? requests : p.requests, is_small ? first_item : p.first_item,
                               is_small ? first_combine : p.first_combine, 0, 0};
     const Entries all = {of_threads(records, count), is_small ? shares : c.shares, p.batch_size, count};
-    read_lengths(p, of_threads(records, p.batch_size));
+    const Tiling &tiling = read_lengths(p, {}, of_threads(records, p.batch_size)).tiling;
     measure_segments(c, all);
-    const Batch batch = share_keys(c, all);
+    const Batch batch = share_keys(c, tiling, all);
     const u32 units = p.invariant_chunk ? p.invariant_chunk / p.kv_unit : smallest_chunk(p, all.requests, batch);
     const u32 chunk = min(units, NOT_SPLIT / p.kv_unit) * p.kv_unit;
     const Counts counts = lay_out(p, all, chunk);

@@ -5,8 +5,7 @@
 // Its time is what waits for something else: the caller's lengths are read once, by one round of loads, and
 // then live in shared memory; a thread has neighbouring requests, so that prefix sums take few shuffles.
 #pragma once
-#include "core/paged.cuh"
-#include "params/plan.h"
+#include "plan/tilings.cuh"
 
 namespace folio {
 
@@ -39,7 +38,7 @@ struct BlockScan {
     u64 of_warps[N][MAX_WARPS], totals[N];
 
     __device__ __forceinline__ void exclusive(u64 (&x)[N]) {
-        static_assert(N <= 4, "a warp per value");
+        static_assert(N <= 8, "a warp per value, of the few threads of a small plan");
         const u32 lane = lane_index(), warp = warp_index();
 #pragma unroll
         for (u32 n = 0; n < N; n++) {
@@ -87,9 +86,6 @@ struct BlockReduce {
     }
 };
 
-__device__ __forceinline__ u32 divide_up(u32 n, u32 d) { return n == 0 ? 0 : (n - 1) / d + 1; }
-__device__ __forceinline__ u32 divide_up(u32 n, const FolioDivisor &d) { return n == 0 ? 0 : divide(n - 1, d) + 1; }
-
 // Division of many numbers by one, for quotients up to 2^21: the estimate is then off by one at most.
 struct Reciprocal {
     u32 divisor;
@@ -119,9 +115,10 @@ struct Requests {
 
 // What the cut and the order of items are chosen from. Units of keys are those of `p.kv_unit`.
 struct Batch {
+    const Tiling &tiling;
     u64 tiles, tile_units;
-    u32 most_units, most_rows, most_tiles;
-    bool is_even;  // every request with rows has the most tiles
+    u32 most_units, most_rows, most_tiles;  // rows: of an item
+    bool is_even;                           // every request with rows has the most tiles
 };
 
 // What the caller says of a request; all of it is loaded before any of it is looked at.
@@ -153,12 +150,6 @@ __device__ __forceinline__ u32 first_key(const FolioPlanParams &p, u32 rows, u32
     return seen - seen % p.kv_unit;
 }
 
-// By how many units a tile is longer than its keys where workers take shares, and which are before them.
-__device__ __forceinline__ u32 units_of_tile(const FolioPlanParams &p) {
-    constexpr u32 KEYS_OF_TILE = 192;
-    return p.order == FOLIO_PLAN_BY_SHARE ? max(1u, KEYS_OF_TILE / p.kv_unit) : 0;
-}
-
 // The requests that have items in this plan: decodes, prompts or all.
 struct Planned {
     u32 least_rows, most_rows;
@@ -172,12 +163,15 @@ struct Planned {
 };
 
 // The caller's lengths, within the maxima, and where custom masks start. A falling qo_indptr counts as no rows.
-__device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Requests &all) {
-    __shared__ BlockScan<4> scan;
+__device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const FolioPlanWorkers &workers,
+                                              const Requests &all) {
+    __shared__ Tiling tiling;
+    __shared__ BlockScan<5> scan;
     __shared__ BlockReduce maxima;
-    u64 sums[4] = {};  // tiles, their units, and mask elements as bytes and as bits
+    // Requests with items and, above bit 32, their tiles; units of the tiles, mask elements as bytes and as bits, and units of
+    // the requests.
+    u64 sums[5] = {};
     const Planned planned(p);
-    const u32 q_tile = p.q_tile.divisor;
     u32 most_units = 0, most_rows = 0, most_tiles = 0, not_fewest = 0;
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
@@ -193,9 +187,9 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
         request.rows = rows, request.keys = keys, request.units = units;
         p.out_qo_indptr[b] = row, p.out_kv_len[b] = has_items ? keys : 0;
         if (b + 1 == p.batch_size) p.out_qo_indptr[b + 1] = next_row;
-        sums[0] += tiles, sums[1] += static_cast<u64>(tiles) * units;
-        sums[2] += elements, sums[3] += (elements + 7) / 8;
-        most_units = max(most_units, units), most_rows = max(most_rows, has_items ? min(rows, q_tile) : 0);
+        sums[0] += static_cast<u64>(tiles) << 32 | (tiles > 0), sums[1] += static_cast<u64>(tiles) * units;
+        sums[2] += elements, sums[3] += (elements + 7) / 8, sums[4] += units;
+        most_units = max(most_units, units), most_rows = max(most_rows, has_items ? rows : 0);
         most_tiles = max(most_tiles, tiles), not_fewest = max(not_fewest, tiles == 0 ? 0 : ~tiles);
     }
     if (p.batch_size == 0 && threadIdx.x == 0) p.out_qo_indptr[0] = 0;
@@ -204,11 +198,18 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
     maxima.put(0, 2, __reduce_max_sync(FULL_WARP, most_tiles));
     maxima.put(1, 0, __reduce_max_sync(FULL_WARP, not_fewest));
     scan.exclusive(sums);
-    const bool is_worth_it = scan.totals[1] >= p.least_units;
-    most_tiles = __reduce_max_sync(FULL_WARP, maxima.get(0, 2));
+    most_rows = __reduce_max_sync(FULL_WARP, maxima.get(0, 1));
+    const TileSums of_requests = {static_cast<u32>(scan.totals[0]), scan.totals[4]},
+                   of_tiles = {scan.totals[0] >> 32, scan.totals[1]};
+    const bool is_worth_it = of_tiles.units >= p.least_units,
+               is_whole = takes_whole_requests(p, workers, most_rows, of_requests, of_tiles);
+    if (threadIdx.x == 0) tiling = is_whole ? whole_requests(workers, most_rows) : stated_tiling(p, workers);
     const u32 of_tile = units_of_tile(p);
+    most_tiles = is_whole ? 1 : __reduce_max_sync(FULL_WARP, maxima.get(0, 2));
     // Of tiles before it, and of its own.
-    u64 units_before = (sums[1] + of_tile * sums[0]) / max(1u, most_tiles) + of_tile, bytes = sums[2], bits = sums[3];
+    const TileSums before = is_whole ? TileSums{static_cast<u32>(sums[0]), sums[4]} : TileSums{sums[0] >> 32, sums[1]};
+    u64 units_before = (before.units + of_tile * before.tiles) / max(1u, most_tiles) + of_tile, bytes = sums[2],
+        bits = sums[3];
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
@@ -219,12 +220,15 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Re
         units_before += request.rows == 0 ? 0 : request.units + of_tile;
         bytes += elements, bits += (elements + 7) / 8;
     }
-    if (!is_worth_it) return {};
-    const bool is_even = ~__reduce_max_sync(FULL_WARP, maxima.get(1, 0)) == most_tiles;
-    return {scan.totals[0],
-            scan.totals[1],
+    __syncthreads();  // the tiling
+    if (!is_worth_it) return {tiling};
+    const TileSums total = is_whole ? of_requests : of_tiles;
+    const bool is_even = is_whole || ~__reduce_max_sync(FULL_WARP, maxima.get(1, 0)) == most_tiles;
+    return {tiling,
+            total.tiles,
+            total.units,
             __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
-            __reduce_max_sync(FULL_WARP, maxima.get(0, 1)),
+            min(most_rows, tiling.q_tile.divisor),
             most_tiles,
             is_even};
 }
@@ -237,7 +241,7 @@ struct Limit {
 
 // Units of the smallest chunk from `low` on that keeps to a limit, where `high` is enough or the last resort. Each round
 // tries three sizes, which leaves a quarter of the range; one barrier a round, since the next one writes the other buffer.
-__device__ __forceinline__ u32 smallest_that_fits(const FolioPlanParams &p, const Requests &all, u32 low, u32 high,
+__device__ __forceinline__ u32 smallest_that_fits(const Tiling &tiling, const Requests &all, u32 low, u32 high,
                                                   const Limit &limit) {
     __shared__ BlockReduce sums;
     const u32 too_many = static_cast<u32>(min(limit.most + 1, 1ull << 26));  // 32 of them fit a u32
@@ -247,7 +251,7 @@ __device__ __forceinline__ u32 smallest_that_fits(const FolioPlanParams &p, cons
         u32 counted[3] = {};
 #pragma unroll 1
         for (u32 b = all.begin; b < all.end; b++) {
-            const u32 units = all.request[b].units, tiles = divide_up(all.request[b].rows, p.q_tile);
+            const u32 units = all.request[b].units, tiles = divide_up(all.request[b].rows, tiling.q_tile);
 #pragma unroll
             for (u32 n = 0; n < 3; n++) {
                 const u32 of_tile = chunks[n].divide_up(units);
@@ -275,22 +279,23 @@ __device__ __forceinline__ bool is_much_longer(u32 chunk, u32 than) {
 // Units of the smallest chunk that makes no more splits than the budget, or of one near the fair share where that is much
 // less.
 __device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Requests &all, const Batch &batch) {
+    const Tiling &tiling = batch.tiling;
     // All items together come to max_splits, but half as many splits are always allowed.
-    const u64 budget =
-        max(p.max_splits - min(batch.tiles, static_cast<u64>(p.max_splits)), static_cast<u64>(p.max_splits / 2));
+    const u64 budget = max(tiling.max_splits - min(batch.tiles, static_cast<u64>(tiling.max_splits)),
+                           static_cast<u64>(tiling.max_splits / 2));
     const u32 most_units = max(1u, batch.most_units);
     if (budget == 0 || most_units <= UNITS_NOT_SPLIT) return NOT_SPLIT;
     const auto units = [&](u64 share) { return static_cast<u32>(min(max(share, 1ull), static_cast<u64>(most_units))); };
     const auto divided_up = [&](u64 among) { return (batch.tile_units + among - 1) / among; };
-    const u32 fair = units(divided_up(p.max_splits));
+    const u32 fair = units(divided_up(tiling.max_splits));
     u32 low = units(batch.tile_units / (budget + batch.tiles)), high = units(divided_up(budget)), chunk = high;
     Limit limit = {1, budget};
 #pragma unroll 1  // one copy of the code
     for (u32 search = 0; search < 2; search++) {
-        const u32 found = smallest_that_fits(p, all, low, high, limit);
+        const u32 found = smallest_that_fits(tiling, all, low, high, limit);
         if (search == 0 || is_much_longer(chunk, found)) chunk = found;
         if (!is_much_longer(chunk, fair)) break;
-        low = fair, high = chunk, limit = {0, p.max_splits};
+        low = fair, high = chunk, limit = {0, tiling.max_splits};
         __syncthreads();  // before the second search writes the first one's buffers
     }
     return chunk + p.least_gain < most_units ? chunk : NOT_SPLIT;
@@ -301,12 +306,13 @@ struct Counts {
 };
 
 // What runs read of the plan's size: no more than the workspace has room for.
-__device__ __forceinline__ Counts store_counts(const FolioPlanParams &p, u64 items, u64 combines) {
+__device__ __forceinline__ Counts store_counts(const FolioPlanParams &p, u32 workers_of_item, u64 items, u64 combines) {
     const Counts counts = {static_cast<u32>(min(items, static_cast<u64>(p.max_items))),
                            static_cast<u32>(min(combines, static_cast<u64>(p.max_combines)))};
     if (threadIdx.x == 0) {
         p.counts[0] = counts.items, p.counts[1] = counts.combines, p.counts[2] = p.batch_size, p.counts[3] = 0;
         p.counts[4] = 0;  // shares
+        p.counts[5] = workers_of_item;
         *p.next_tile = 0;
     }
     return counts;

@@ -61,5 +61,30 @@ pub struct PlanParams {
     pub order: u32,
 }
 
-/// The number of the `static_assert` at the end of `kernels/params/plan.h`.
-const _: () = assert!(size_of::<PlanParams>() == 240);
+/// `FolioPlanWorkers`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanWorkersParams {
+    pub of_item: u32,
+    pub most_rows: u32,
+    pub num_heads: u32,
+    pub rows_of_tile: u32,
+    pub all: u32,
+    pub reserved: u32,
+}
+
+/// `FolioPlanBatchParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanBatchParams {
+    pub plan: PlanParams,
+    pub workers: PlanWorkersParams,
+}
+
+/// The numbers of the `static_assert`s at the end of `kernels/params/plan.h`.
+const _: () = {
+    assert!(size_of::<PlanParams>() == 240);
+    assert!(size_of::<PlanBatchParams>() == 264);
+};

@@ -10,7 +10,7 @@ use crate::problem::{CombineItem, HostBatch, WorkItem, WorkList};
 pub const PARTS_ALIGNMENT: usize = 256;
 
 /// Numbers before the list of shares.
-const COUNTS: usize = 5;
+const COUNTS: usize = 6;
 
 /// Hands out consecutive parts, each aligned.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,8 +32,8 @@ impl Cursor {
 /// buffer on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// `[5]` u32: work items, combine items, batch size, the last items, which are small, and shares; then the list of
-    /// shares, of which it is one less.
+    /// `[6]` u32: work items, combine items, batch size, the last items, which are small, shares, and workers that take an item together; then
+    /// the list of shares, which has one entry more than there are.
     pub counts: usize,
     /// `[1]` u32: 0 between runs; kernels draw tiles by it.
     pub next_tile: usize,
@@ -188,6 +188,7 @@ pub fn write<'a>(
         n as u32,
         work.small,
         shares as u32,
+        work.workers_of_item,
     ];
     image.put(layout.counts, &counts);
     image.put(layout.counts + size_of_val(&counts), &work.shares);
@@ -307,6 +308,7 @@ mod tests {
         let work = WorkList {
             items: vec![item],
             small: 1,
+            workers_of_item: 3,
             combines: vec![combine],
             partials: vec![5, 9],
             starts: RequestStarts {
@@ -328,7 +330,7 @@ mod tests {
         let layout = Layout::new(&counts);
         let mut image = vec![0xaa; layout.end];
         write(&mut image, &layout, &batch, &work, work.items.iter(), 16).unwrap();
-        assert_eq!(i32s(&image, layout.counts, 7), [1, 1, 3, 1, 1, 1, 1]);
+        assert_eq!(i32s(&image, layout.counts, 8), [1, 1, 3, 1, 1, 3, 1, 1]);
         assert_eq!(i32s(&image, layout.next_tile, 1), [0]);
         assert_eq!(i32s(&image, layout.qo_indptr, 4), [0, 1, 1, 4]);
         assert_eq!(i32s(&image, layout.kv_len, 3), [17, 0, 16]);

@@ -32,6 +32,7 @@ pub fn schedule(
     work: &mut WorkList,
 ) -> Result<()> {
     work.clear();
+    work.workers_of_item = tiling.workers.of_item;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
     let mut cut = Cut::of(batch, desc, tiling);
     let takes_shares = tiling.takes_shares && matches!(cut, Cut::Shares { .. });

@@ -59,6 +59,8 @@ pub struct WorkList {
     pub items: Vec<WorkItem>,
     /// How many of the items, the last ones, are [`SmallItems`].
     pub small: u32,
+    /// Workers that take an item together, as [`Workers::of_item`] of the tiling. 0 in cascades, where none do.
+    pub workers_of_item: u32,
     /// Split rows, in the order of the batch.
     pub combines: Vec<CombineItem>,
     /// Partial rows of the combine items.
@@ -82,6 +84,7 @@ impl WorkList {
     pub fn clear(&mut self) {
         self.items.clear();
         self.small = 0;
+        self.workers_of_item = 0;
         self.combines.clear();
         self.partials.clear();
         self.starts.clear();

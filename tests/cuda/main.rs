@@ -397,6 +397,7 @@ fn main() -> ExitCode {
             (),
             mla::graph_plans_on_the_device,
         ),
+        case("mla_graph_drafts", (), mla::graph_drafts),
         case(
             "mla_batches_beyond_the_tensors",
             (),

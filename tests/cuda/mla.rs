@@ -379,26 +379,62 @@ pub fn batch_invariant_replays() {
 
 /// Planning by the device is captured too: a replay follows the lengths in memory.
 pub fn graph_plans_on_the_device() {
+    for largest in graph_problems() {
+        let batches = SIX_REQUESTS.map(|lens| batch_within(&largest, lens));
+        replays_plan(&largest, &batches);
+    }
+}
+
+/// Captures the plan of a largest batch by the device, and its run; replays both with batches of as many requests.
+fn replays_plan(largest: &MlaProblem, batches: &[MlaProblem]) {
     let session = session();
     let stream = gpu::new_stream();
-    for largest in graph_problems() {
-        let mut slot = Slot::new(session.attention(graph_desc(&largest)).unwrap());
-        let captured = MlaLayer::new(&DeviceMemory, &largest);
-        let step = Step::new(&DeviceMemory, &largest.batch);
+    let mut slot = Slot::new(session.attention(graph_desc(largest)).unwrap());
+    let captured = MlaLayer::new(&DeviceMemory, largest);
+    let step = Step::new(&DeviceMemory, &largest.batch);
+    slot.plan(&step, stream).unwrap();
+    let input = captured.input();
+    slot.handle.run(&input, stream).unwrap();
+    let graph = gpu::capture(stream, || {
         slot.plan(&step, stream).unwrap();
-        let input = captured.input();
         slot.handle.run(&input, stream).unwrap();
-        let graph = gpu::capture(stream, || {
-            slot.plan(&step, stream).unwrap();
-            slot.handle.run(&input, stream).unwrap();
-        });
-        for lens in SIX_REQUESTS {
-            let batch = batch_within(&largest, lens);
-            gpu::synchronize_all();
-            step.take_lengths_of(&Step::new(&DeviceMemory, &batch.batch));
-            assert_right(&batch, &replay(&graph, &captured, &batch, stream));
+    });
+    for batch in batches {
+        gpu::synchronize_all();
+        step.take_lengths_of(&Step::new(&DeviceMemory, &batch.batch));
+        assert_right(batch, &replay(&graph, &captured, batch, stream));
+    }
+    slot.scratch.assert_within_bounds();
+}
+
+/// Drafts in graphs: how many row tiles take an item together changes from replay to replay. With few requests keys are split,
+/// with many they are not; requests of 0 to 4 rows, all alike and not.
+pub fn graph_drafts() {
+    let session = session();
+    let stream = gpu::new_stream();
+    let form = TableForm::BlockTable { spare_columns: 0 };
+    for (heads, requests, keys, format) in [
+        (64, 30, 500, 0),
+        (24, 160, 60, 0),
+        (128, 8, 900, 0),
+        (80, 20, 300, 1),
+        (48, 40, 200, 3),
+    ] {
+        let lens = |rows: &[u32]| -> Vec<_> {
+            let request = |n: u32| (rows[n as usize % rows.len()], keys - n * 7 % (keys / 2));
+            (0..requests).map(request).collect()
+        };
+        let mut largest = MlaProblem::plain(&vec![(4, keys); requests as usize]).heads(heads);
+        largest.batch.graph = true;
+        let largest = stored(largest.pages(64, form), FORMATS[format]);
+        let rows: [&[u32]; 6] = [&[4], &[1], &[1, 1, 1, 4], &[2], &[3, 0, 1], &[4, 4, 4, 1]];
+        let batches = rows.map(|rows| batch_of(&largest, &lens(rows)));
+        let mut captured = Captured::new(&*session, &largest, stream);
+        for batch in &batches {
+            assert_right(batch, &captured.replay(batch));
         }
-        slot.scratch.assert_within_bounds();
+        captured.slot.scratch.assert_within_bounds();
+        replays_plan(&largest, &batches);
     }
 }
 

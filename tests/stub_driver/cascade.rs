@@ -3,7 +3,7 @@
 use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
 use folio::cuda::cascade_params::{NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS};
 use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanView};
-use folio::cuda::plan_params::PlanParams;
+use folio::cuda::plan_params::PlanBatchParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{
@@ -178,7 +178,7 @@ fn recorder() -> Recorder {
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder.expect::<GenericParams>("folio_attention");
     recorder.expect::<CombineParams>("folio_combine");
-    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanBatchParams>("folio_plan");
     recorder.expect::<PlanCascadeParams>("folio_plan_cascade");
     recorder
 }
@@ -351,7 +351,7 @@ pub fn lengths_on_the_device_are_cut_there() {
     let planned = handle.plan_on_device(&recorder, &PREFIXES);
     assert_eq!(names(&planned), ["folio_plan", "folio_plan_cascade"]);
     assert_eq!(handle.cascade.shares(), Ok(true));
-    let flat: PlanParams = planned[0].params();
+    let flat = planned[0].params::<PlanBatchParams>().plan;
     let params: PlanCascadeParams = planned[1].params();
     let plan = &params.plan;
     for of in [&flat, plan] {

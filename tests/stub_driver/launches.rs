@@ -7,7 +7,7 @@ use folio::cuda::kernels::{self, Row};
 use folio::cuda::params::{
     AttentionParams, Cache, CombineParams, DecodeParams, GenericParams, MaskMode, PlanView, Rows,
 };
-use folio::cuda::plan_params::PlanParams;
+use folio::cuda::plan_params::PlanBatchParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{
@@ -129,7 +129,7 @@ fn recorder() -> Recorder {
     recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
     recorder.expect::<GenericParams>("folio_attention");
     recorder.expect::<CombineParams>("folio_combine");
-    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanBatchParams>("folio_plan");
     recorder
 }
 
@@ -629,7 +629,7 @@ pub fn plan_on_the_device() {
     assert_eq!(planned.len(), 1);
     assert_eq!(planned[0].name(), "folio_plan");
     assert_eq!((planned[0].grid, planned[0].block), ([1; 3], [256, 1, 1]));
-    let params: PlanParams = planned[0].params();
+    let params = planned[0].params::<PlanBatchParams>().plan;
     assert_eq!(
         [params.qo_indptr, params.kv_indptr, params.last_page_len],
         [0; 3]
@@ -714,7 +714,7 @@ pub fn large_plan_on_the_device() {
     handle.plan(&batch, OURS).unwrap();
     let planned = recorder.launches();
     assert_eq!(planned[0].block, [1024, 1, 1]);
-    let params: PlanParams = planned[0].params();
+    let params = planned[0].params::<PlanBatchParams>().plan;
     assert_eq!(
         [
             params.qo_indptr,

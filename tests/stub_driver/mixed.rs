@@ -3,7 +3,7 @@
 use folio::api::BatchInput;
 use folio::cuda::lse_params::RoundLseParams;
 use folio::cuda::params::{CombineParams, DecodeParams, GenericParams};
-use folio::cuda::plan_params::PlanParams;
+use folio::cuda::plan_params::PlanBatchParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind};
@@ -33,7 +33,7 @@ fn mixed(graph: bool) -> AttentionDesc {
 
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
-    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanBatchParams>("folio_plan");
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder.expect::<DecodeParams>("folio_sm90_decode_warpgroup_tma");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
@@ -172,7 +172,7 @@ pub fn decodes_apart_on_the_device() {
     handle.plan(&batch, OURS).unwrap();
     let planned = recorder.launches();
     assert_eq!(names(&planned), ["folio_plan"; 2]);
-    let [decodes, prompts] = [0, 1].map(|n: usize| planned[n].params::<PlanParams>());
+    let [decodes, prompts] = [0, 1].map(|n: usize| planned[n].params::<PlanBatchParams>().plan);
     assert_eq!([decodes.decode_rows, prompts.decode_rows], [DECODE_ROWS; 2]);
     assert_eq!(
         [decodes.decode_counts, prompts.decode_counts],

@@ -4,7 +4,7 @@
 use folio::api::BatchInput;
 use folio::cuda::mla_params::{MlaHopperParams, MlaParams};
 use folio::cuda::params::CombineParams;
-use folio::cuda::plan_params::{PlanOrder, PlanParams};
+use folio::cuda::plan_params::{PlanBatchParams, PlanOrder};
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::problem::{
@@ -96,7 +96,7 @@ fn recorder() -> Recorder {
     recorder.expect::<CombineParams>("folio_combine_latent");
     recorder.expect::<MlaHopperParams>("folio_sm90_mla");
     recorder.expect::<MlaHopperParams>("folio_sm90_mla_gather");
-    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanBatchParams>("folio_plan");
     recorder
 }
 
@@ -298,7 +298,7 @@ pub fn plan_on_the_device() {
     handle.plan_device(OURS).unwrap();
     let planned = recorder.launches();
     assert_eq!(planned[0].name(), "folio_plan");
-    let params: PlanParams = planned[0].params();
+    let params = planned[0].params::<PlanBatchParams>().plan;
     assert_eq!((params.q_tile.divisor, params.kv_unit), (1, 128));
     // Two blocks run on each of 132 multiprocessors, and an item has two.
     assert_eq!(
@@ -390,7 +390,7 @@ pub fn hopper_maps() {
 }
 
 /// The tokens of a short request are one item, of several tiles where the desc has room for them; of a longer one, those whose
-/// heads fill a tile. Plans on the device are of requests with one row here, which the host knows.
+/// heads fill a tile. A plan on the device is told of both.
 pub fn hopper_tiles() {
     let recorder = recorder();
     let context = context();
@@ -413,15 +413,21 @@ pub fn hopper_tiles() {
         let params: MlaHopperParams = launched[0].params();
         let named = format!("{heads} heads, {max_qo_len} rows");
         assert_eq!(params.mla.row_tiles, row_tiles, "{named}");
-        assert_eq!(launched[0].grid, [row_tiles, items, 1], "{named}");
+        assert_eq!(launched[0].grid, [row_tiles * items, 1, 1], "{named}");
         recorder.forget();
         handle.plan_device(OURS).unwrap();
-        let planned: PlanParams = recorder.launches()[0].params();
+        let PlanBatchParams { plan, workers } = recorder.launches()[0].params();
         assert_eq!(
-            (planned.max_splits, planned.kv_unit, planned.order),
+            (plan.max_splits, plan.kv_unit, plan.order),
             (slots, 48, PlanOrder::ByShare as u32),
             "{named}"
         );
+        assert_eq!(
+            (workers.most_rows, workers.num_heads, workers.rows_of_tile),
+            (512 / heads, heads, 64),
+            "{named}"
+        );
+        assert_eq!((workers.all / workers.of_item, workers.all), (slots, 132));
     }
 }
 
@@ -440,36 +446,41 @@ fn plan_rows(handle: &mut Handle, rows: &[i32]) {
 }
 
 /// A multiprocessor that is reserved for rows of a draft is idle at requests without one: such batches are cut into smaller
-/// items. Graphs launch the same for every batch.
+/// items. A graph launches the same for every batch, and finds in the plan how many row tiles there are.
 pub fn hopper_drafts() {
     let (context, recorder) = (context(), recorder());
     let [none, some, all] = [vec![1; 128], [1, 1, 1, 4].repeat(32), vec![4; 128]];
-    for (heads, graph, rows, grid) in [
-        (64, false, &none, [1, 128, 1]),
-        (64, false, &some, [1, 132, 1]),
-        (64, false, &all, [4, 33, 1]),
-        (128, false, &none, [2, 66, 1]),
-        (32, false, &none, [1, 128, 1]),
-        (32, false, &all, [2, 66, 1]),
-        (80, false, &all, [5, 26, 1]),
-        (128, false, &all, [8, 16, 1]),
-        (64, true, &none, [4, 33, 1]),
-        (80, true, &all, [2, 66, 1]),
+    for (heads, rows, row_tiles, items) in [
+        (64, &none, 1, 128),
+        (64, &some, 1, 132),
+        (64, &all, 4, 33),
+        (128, &none, 2, 66),
+        (32, &none, 1, 128),
+        (32, &all, 2, 66),
+        (80, &all, 5, 26),
+        (128, &all, 8, 16),
     ] {
         let desc = AttentionDesc {
             max_batch_size: 128,
             max_num_tokens: 512,
             max_num_pages: 128 * 60,
             max_kv_len: 960,
-            graph,
             ..hopper(heads, 16, 4)
         };
-        let mut handle = Handle::of(&context, desc).unwrap();
-        plan_rows(&mut handle, rows);
-        let launched = launches(&recorder, &handle, &tight_args_of(512, heads, 1.0));
-        assert_eq!(launched[0].grid, grid, "{heads} heads, {graph}, {rows:?}");
-        let params: MlaHopperParams = launched[0].params();
-        assert_eq!(params.mla.row_tiles, grid[0]);
+        let grids = [(false, row_tiles, items * row_tiles), (true, 0, 132)];
+        for (graph, stated, ctas) in grids {
+            let named = format!("{heads} heads, {graph}, {rows:?}");
+            let mut handle = Handle::of(&context, AttentionDesc { graph, ..desc }).unwrap();
+            recorder.forget();
+            plan_rows(&mut handle, rows);
+            let upload = recorder.upload();
+            let launched = launches(&recorder, &handle, &tight_args_of(512, heads, 1.0));
+            let params: MlaHopperParams = launched[0].params();
+            let counts = upload.i32s(params.mla.attention.plan.counts, 6);
+            assert_eq!(launched[0].grid, [ctas, 1, 1], "{named}");
+            assert_eq!(params.mla.row_tiles, stated, "{named}");
+            assert_eq!(counts[5], row_tiles as i32, "{named}");
+        }
     }
 }
 

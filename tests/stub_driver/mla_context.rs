@@ -5,7 +5,7 @@ use folio::api::{BatchInput, MlaContext, Workspace};
 use folio::cuda::merge_params::MergeGeneralParams;
 use folio::cuda::mla_cache_params::MlaGatherParams;
 use folio::cuda::params::{CombineParams, MergeStatesParams};
-use folio::cuda::plan_params::PlanParams;
+use folio::cuda::plan_params::PlanBatchParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::projection_params::CopyWeightsParams;
 use folio::cuda::up_projection_params::UpProjectionParams;
@@ -126,7 +126,7 @@ fn recorder() -> Recorder {
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_split_keys");
     recorder.expect::<CombineParams>("folio_combine");
-    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanBatchParams>("folio_plan");
     recorder.expect::<MlaGatherParams>("folio_mla_gather");
     recorder.expect::<UpProjectionParams>("folio_up_project");
     recorder.expect::<MergeStatesParams>("folio_merge_state");

@@ -5,7 +5,7 @@ use folio::api::BatchInput;
 use folio::cuda::mla_few_params::MlaFewParams;
 use folio::cuda::mla_params::MlaParams;
 use folio::cuda::params::CombineParams;
-use folio::cuda::plan_params::PlanParams;
+use folio::cuda::plan_params::PlanBatchParams;
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, CacheFormat, Kind, KvLayout, KvStorage};
 use folio::tensor::Tensor;
@@ -84,7 +84,7 @@ fn recorder() -> Recorder {
     recorder.expect::<MlaFewParams>("folio_sm90_mla_few_records");
     recorder.expect::<MlaParams>("folio_mla");
     recorder.expect::<CombineParams>("folio_combine_latent");
-    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanBatchParams>("folio_plan");
     recorder
 }
 

@@ -3,7 +3,7 @@
 use folio::api::BatchInput;
 use folio::cuda::narrow_params::{NarrowParams, NarrowTable};
 use folio::cuda::params::DecodeParams;
-use folio::cuda::plan_params::PlanParams;
+use folio::cuda::plan_params::PlanBatchParams;
 use folio::dtype::DType;
 use folio::error::Error;
 use folio::problem::AttentionDesc;
@@ -19,7 +19,7 @@ const TABLE: usize = 0x3_0000_0000;
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
     recorder.expect::<NarrowParams>("folio_narrow");
-    recorder.expect::<PlanParams>("folio_plan");
+    recorder.expect::<PlanBatchParams>("folio_plan");
     recorder.expect::<DecodeParams>("folio_sm90_decode_tma");
     recorder
 }
@@ -66,7 +66,7 @@ pub fn everything_on_the_device() {
     assert_copy(&copied[0], ROWS, [0, 1, 4]);
     assert_copy(&copied[1], LENGTHS, [0, 1, 3]);
     assert_copy(&copied[2], TABLE, [70, 3, 20]);
-    let plan = launched[1].params::<PlanParams>();
+    let plan = launched[1].params::<PlanBatchParams>().plan;
     assert_eq!([plan.qo_indptr, plan.kv_len], [copied[0].to, copied[1].to]);
     assert_eq!((plan.table_stride, plan.num_page_ids), (20, 20));
     recorder.forget();

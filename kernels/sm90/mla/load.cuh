@@ -36,7 +36,7 @@ public:
     template <int HALF>
     __device__ __forceinline__ void begin() {
         if (HALF == 0 || !is_loading()) return;
-        begin_item(Items(p));
+        begin_item(Items(p, shared.team));
 #pragma unroll 1
         for (u32 i = 0; i < STAGES && more(); ++i) issue(i);
     }
@@ -73,7 +73,7 @@ private:
         if (more()) {
             look_up();
         } else {
-            Items items(p, shared.item);
+            Items items(p, shared.team, shared.item);
             items.next();
             begin_item(items);
         }
@@ -81,7 +81,7 @@ private:
 
     // The keys of the first item from there on that has any.
     __device__ __forceinline__ void begin_item(Items items) {
-        const bool found = find_keys(p, items, [&](const RowTile &tile) {
+        const bool found = find_keys(p, shared.team, items, [&](const RowTile &tile) {
             key = tile.begin;
             __syncwarp();
             shared.page_start = tile.page_start, shared.end = tile.end, shared.item = items.position();

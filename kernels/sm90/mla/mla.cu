@@ -3,8 +3,8 @@
 // output's columns each; O takes half of the register file. The values are the keys' own atoms in shared memory, read
 // transposed. Where the time goes and what else was tried: benches/gpu/NOTES.md.
 //
-// Grid (row tiles of the largest item, CTAs that share the items). One CTA runs on a multiprocessor. Neighbours have the
-// same keys, which the second one finds in L2.
+// The CTAs are teams that share the items, of as many as the largest item has row tiles. One CTA runs on a multiprocessor.
+// Those of a team are neighbours and have the same keys, which the second one finds in L2.
 #include "sm90/mla/outputs.cuh"
 #include "sm90/mla/scores.cuh"
 
@@ -32,8 +32,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
     if (threadIdx.x == 0) make_barriers(shared);
     if (threadIdx.x == 32) tensor_map_prefetch(&latent_map), tensor_map_prefetch(&rope_map);
-    __syncthreads();
     wait_for_prerequisites();
+    if (threadIdx.x == 0) shared.team = Team::of_block(params);
+    __syncthreads();
     // The combine kernel may start and read its part of the plan; it waits for the results itself.
     allow_dependents();
     BoxLoader loader(params, &latent_map, &rope_map, shared);

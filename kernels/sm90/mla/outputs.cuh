@@ -16,14 +16,14 @@ public:
 
     __device__ __forceinline__ void run() {
         loader.template begin<HALF>();
-        for_each_item(p, [&](const Items &items) { attend(items); });
+        for_each_item(p, shared.team, [&](const Items &items) { attend(items); });
     }
 
 private:
     __device__ __forceinline__ void attend(const Items &items) {
         i32 left;
         {
-            const RowTile tile(p, items.index());
+            const RowTile tile(p, shared.team, items.index());
             if (tile.num_rows == 0) return;
             left = tile.num_keys();
             group_sync(4 + HALF, 128);  // the item before is stored

@@ -60,6 +60,19 @@ struct OutputRows {
     }
 };
 
+// The team that a CTA is in. A team has a CTA for each row tile of the largest item: they have the same items, and different
+// rows. CTAs that are too few for a team are in one behind the last.
+struct Team {
+    u32 row_tile;  // the CTA's
+    u32 number, count;
+
+    // Where batches of a graph differ in their rows, or only the device knows these, the plan has the number of tiles.
+    static __device__ __forceinline__ Team of_block(const FolioMlaHopperParams &p) {
+        const u32 tiles = p.mla.row_tiles > 0 ? p.mla.row_tiles : max(p.mla.attention.plan.counts[5], 1u);
+        return {blockIdx.x % tiles, blockIdx.x / tiles, gridDim.x / tiles};
+    }
+};
+
 // The rows of this CTA in one work item, and the keys that they see.
 struct RowTile {
     u32 first_row, num_rows;  // among the item's q_len x num_heads
@@ -68,14 +81,14 @@ struct RowTile {
     i32 begin, end;           // keys that any of the rows sees
     i64 page_start;
 
-    __device__ __forceinline__ RowTile(const FolioMlaHopperParams &p, u32 index) {
+    __device__ __forceinline__ RowTile(const FolioMlaHopperParams &p, const Team &team, u32 index) {
         const FolioAttentionParams &a = p.mla.attention;
         const uint4 *words = reinterpret_cast<const uint4 *>(a.plan.items + index);
         const uint4 x = words[0], y = words[1], z = words[2];
         page_start = static_cast<i64>(static_cast<u64>(z.y) << 32 | z.x);
         q_token = z.z, position = static_cast<i32>(z.w), partial = y.y;
         begin = static_cast<i32>(x.w), end = static_cast<i32>(y.x);
-        first_row = blockIdx.x * ROWS;
+        first_row = team.row_tile * ROWS;
         const u32 rows = existing_rows(a, q_token, x.z) * a.num_qo_heads;
         num_rows = rows <= first_row ? 0 : min(rows - first_row, static_cast<u32>(ROWS));
         if (num_rows > 0) end = begin + row_end(p, num_rows - 1);
@@ -111,24 +124,25 @@ struct ItemPosition {
     u32 index, done;
 };
 
-// The work items of a CTA. CTAs of the same blockIdx.y have the same items and different rows. The first one, if
-// there is any, is item blockIdx.y, so that it is read before the plan's counts are known. Then there are two ways:
+// The work items of a team. The first one, if there is any, is that of the team's number, so that it is read before the plan's
+// counts are known. Then there are two ways:
 //
-// A batch that is cut into equal shares: a CTA has the items of a share, then those of the share gridDim.y further.
-// The first items of all shares are first in the list; counts[5 + share] says where the others are.
+// A batch that is cut into equal shares: a team has the items of a share, then those of the share that is as many further as
+// there are teams. The first items of all shares are first in the list; counts[6 + share] says where the others are.
 //
 // Else items are sorted by their cost, the largest first, and dealt out in rounds. Every other round goes backwards, so that a
-// CTA that got a large one next gets a small one.
+// team that got a large one next gets a small one.
 class Items {
     static constexpr u32 NONE = 0xffffffff;
 
 public:
-    __device__ __forceinline__ explicit Items(const FolioMlaHopperParams &p) : Items(p, {blockIdx.y, 0}) {
-        // There may be fewer shares than CTAs.
-        if (counts[4] > 0 && blockIdx.y >= counts[4]) at.index = NONE;
+    __device__ __forceinline__ Items(const FolioMlaHopperParams &p, const Team &team)
+        : Items(p, team, {team.number, 0}) {
+        // There may be fewer shares than teams.
+        if (team.number >= team.count || (counts[4] > 0 && team.number >= counts[4])) at.index = NONE;
     }
-    __device__ __forceinline__ Items(const FolioMlaHopperParams &p, ItemPosition at)
-        : counts(p.mla.attention.plan.counts), at(at) {}
+    __device__ __forceinline__ Items(const FolioMlaHopperParams &p, const Team &team, ItemPosition at)
+        : counts(p.mla.attention.plan.counts), team(team), at(at) {}
 
     __device__ __forceinline__ u32 index() const { return at.index; }
     __device__ __forceinline__ bool any() const { return at.index < counts[0]; }
@@ -138,33 +152,34 @@ public:
         const u32 shares = counts[4];
         if (shares == 0) {
             ++at.done;
-            at.index = at.done * gridDim.y + (at.done & 1 ? gridDim.y - 1 - blockIdx.y : blockIdx.y);
+            at.index = at.done * team.count + (at.done & 1 ? team.count - 1 - team.number : team.number);
             return;
         }
-        const u32 share = blockIdx.y + at.done * gridDim.y;
-        at.index = at.index == share ? counts[5 + share] : at.index + 1;
-        if (at.index < counts[6 + share]) return;
+        const u32 share = team.number + at.done * team.count;
+        at.index = at.index == share ? counts[6 + share] : at.index + 1;
+        if (at.index < counts[7 + share]) return;
         ++at.done;
-        at.index = share + gridDim.y < shares ? share + gridDim.y : NONE;
+        at.index = share + team.count < shares ? share + team.count : NONE;
     }
 
 private:
     const u32 *counts;
+    const Team &team;
     ItemPosition at;
 };
 
 // Calls attend(items) at each item.
 template <class Attend>
-__device__ __forceinline__ void for_each_item(const FolioMlaHopperParams &p, Attend attend) {
+__device__ __forceinline__ void for_each_item(const FolioMlaHopperParams &p, const Team &team, Attend attend) {
 #pragma unroll 1
-    for (Items items(p); items.any(); items.next()) attend(items);
+    for (Items items(p, team); items.any(); items.next()) attend(items);
 }
 
 // Moves on to the first item in which the CTA's rows see keys, and calls found(its rows); false where there is none.
 template <class Found>
-__device__ __forceinline__ bool find_keys(const FolioMlaHopperParams &p, Items &items, Found found) {
+__device__ __forceinline__ bool find_keys(const FolioMlaHopperParams &p, const Team &team, Items &items, Found found) {
     for (; items.any(); items.next()) {
-        const RowTile tile(p, items.index());
+        const RowTile tile(p, team, items.index());
         if (tile.num_rows == 0 || tile.num_keys() == 0) continue;
         found(tile);
         return true;

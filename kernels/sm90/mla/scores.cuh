@@ -18,7 +18,7 @@ public:
         : p(p), shared(shared), scale(p.mla.attention.logits_scale * LOG2_E), pending(NONE) {}
 
     __device__ __forceinline__ void run() {
-        for_each_item(p, [&](const Items &items) { attend(items); });
+        for_each_item(p, shared.team, [&](const Items &items) { attend(items); });
     }
 
 private:
@@ -27,7 +27,7 @@ private:
     __device__ __forceinline__ void attend(const Items &items) {
         i32 left;
         {
-            const RowTile tile(p, items.index());
+            const RowTile tile(p, shared.team, items.index());
             if (tile.num_rows == 0) return;
             load_queries(tile);
             left = tile.num_keys();

@@ -25,6 +25,7 @@ struct alignas(1024) Shared {
     i64 page_start;
     i32 end;
     ItemPosition item;
+    Team team;
 };
 static_assert(sizeof(Shared) <= FOLIO_SHARED_BYTES, "the row's shared memory");
 

@@ -9,7 +9,10 @@ namespace folio::mla {
 // The tiles of keys of the CTA's items, in order.
 class KeyTiles {
 public:
-    __device__ __forceinline__ explicit KeyTiles(const FolioMlaHopperParams &p) : p(p), items(p) { find(); }
+    __device__ __forceinline__ KeyTiles(const FolioMlaHopperParams &p, const Team &team)
+        : p(p), team(team), items(p, team) {
+        find();
+    }
 
     __device__ __forceinline__ bool any() const { return key < end; }
     __device__ __forceinline__ void next() {
@@ -32,10 +35,11 @@ private:
     // The keys of the first item from there on that has any.
     __device__ __forceinline__ void find() {
         const auto begin = [&](const RowTile &tile) { page_start = tile.page_start, key = tile.begin, end = tile.end; };
-        if (!find_keys(p, items, begin)) key = end = 0;
+        if (!find_keys(p, team, items, begin)) key = end = 0;
     }
 
     const FolioMlaHopperParams &p;
+    const Team &team;
     Items items;
     i64 page_start;
     i32 key, end;
@@ -52,7 +56,7 @@ __device__ __forceinline__ void find_places(const KeyTiles &tiles, u32 token, Pl
 template <class Records>
 __device__ __forceinline__ void load_keys(const FolioMlaHopperParams &p, Shared &shared) {
     const u32 thread = threadIdx.x % LOADING_THREADS, token = thread / Records::LANES, lane = thread % Records::LANES;
-    KeyTiles tiles(p);
+    KeyTiles tiles(p, shared.team);
     Place places[Records::TOKENS];
     Records records;
     find_places(tiles, token, places);

@@ -7,8 +7,8 @@
 // Clocks of a multiprocessor for a tile, by arithmetic: tensor unit 2176, shared memory 2370 (queries 72 KB, keys 72 KB,
 // values and weights 80 KB, stores 72 KB at 128 bytes a clock). Measured: 3100 without loads, 4000 with e4m3 records.
 //
-// Grid (row tiles of the largest item, CTAs that share the items). One CTA runs on a multiprocessor. Neighbours have the
-// same keys, which the second one finds in L2.
+// The CTAs are teams that share the items, of as many as the largest item has row tiles. One CTA runs on a multiprocessor.
+// Those of a team are neighbours and have the same keys, which the second one finds in L2.
 #include "sm90/mla_gather/load.cuh"
 #include "sm90/mla_gather/outputs.cuh"
 #include "sm90/mla_gather/scores.cuh"
@@ -48,8 +48,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     using namespace folio::mla;
     Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
     if (threadIdx.x == 0) make_barriers(shared);
-    __syncthreads();
     wait_for_prerequisites();
+    if (threadIdx.x == 0) shared.team = Team::of_block(params);
+    __syncthreads();
     // The combine kernel may start and read its part of the plan; it waits for the results itself.
     allow_dependents();
     const int warpgroup = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0);

@@ -13,14 +13,14 @@ public:
     __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared) : p(p), shared(shared) {}
 
     __device__ __forceinline__ void run() {
-        for_each_item(p, [&](const Items &items) { attend(items); });
+        for_each_item(p, shared.team, [&](const Items &items) { attend(items); });
     }
 
 private:
     __device__ __forceinline__ void attend(const Items &items) {
         i32 left, hidden_below;
         {
-            const RowTile tile(p, items.index());
+            const RowTile tile(p, shared.team, items.index());
             if (tile.num_rows == 0) return;
             left = tile.num_keys();
             // The first row sees the fewest keys.

@@ -24,6 +24,7 @@ struct alignas(1024) Shared {
     OutputRows outputs[2];  // for each half
     float powers[ROWS];     // by which queries were divided
     i32 unseen[ROWS];       // how many of the item's last keys a row does not see
+    Team team;
 };
 static_assert(sizeof(Shared) <= FOLIO_SHARED_BYTES, "the row's shared memory");
 

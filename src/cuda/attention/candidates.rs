@@ -83,16 +83,7 @@ impl Candidates {
 
     /// How plans are cut: as the first choice wants, in units that every other one takes.
     pub fn tiling(&self) -> Tiling {
-        self.in_common_units(self.first().tiling())
-    }
-
-    /// The same for batches whose requests have up to so many query rows, where the first choice tells these apart.
-    pub fn tilings_of(&self, rows: u32) -> Option<[Tiling; 2]> {
-        let tilings = self.first().tilings_of(rows)?;
-        Some(tilings.map(|tiling| self.in_common_units(tiling)))
-    }
-
-    fn in_common_units(&self, mut tiling: Tiling) -> Tiling {
+        let mut tiling = self.first().tiling();
         for kernel in &self.preferred {
             tiling.kv_unit = least_common_multiple(tiling.kv_unit, kernel.starts_at());
         }

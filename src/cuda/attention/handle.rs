@@ -68,8 +68,9 @@ struct Planned {
     items_mask: u64,
     num_items: usize,
     num_combines: usize,
-    /// Query rows of the largest item.
+    /// Query rows of the largest item, or the most there can be.
     q_tile: u32,
+    q_tile_is_exact: bool,
     /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
     /// The plan is over new keys, at the numbers that they have among all.
@@ -182,9 +183,10 @@ impl CudaAttention {
             planned.num_requests = requests.count() as u32;
             planned.num_tokens = batch.num_tokens() as u64;
         }
-        if self.tilings().of_rows(1).is_some() {
+        if !self.desc.graph && self.tilings().side_by_side().is_some() {
             let rows_of_items = work.items.iter().map(|item| item.q_len);
             planned.q_tile = rows_of_items.max().unwrap_or(1);
+            planned.q_tile_is_exact = true;
         }
         Ok(planned)
     }
@@ -207,18 +209,15 @@ impl CudaAttention {
         let base = workspace.device as u64;
         let layout = self.regions.plan;
         let (batch, copies) = self.narrow.batch(batch, self.room(workspace))?;
-        let tiling = self.tilings().of_device(&batch);
+        let cut = self.tilings().of_device();
         // SAFETY: the lengths are the caller's, of the shapes that `api` checked, and the workspace has room
         // for the largest plan.
         unsafe {
             self.narrow.launch(current, &copies, stream)?;
             self.planner
-                .launch(current, &batch, &work.segments, &tiling, base, stream)?;
+                .launch(current, &batch, &work.segments, &cut, base, stream)?;
         }
-        Ok(Planned {
-            q_tile: tiling.q_tile.min(self.desc.max_qo_len),
-            ..self.largest(&layout, base, page_ids)
-        })
+        Ok(self.largest(&layout, base, page_ids))
     }
 
     fn tilings(&self) -> Tilings<'_> {
@@ -263,7 +262,8 @@ impl CudaAttention {
             items_mask: base + (self.regions.own + items_at(&self.capacity, &self.desc)) as u64,
             num_items: self.capacity.counts.items,
             num_combines: self.capacity.counts.combines,
-            q_tile: self.tilings().of_desc().q_tile.min(self.desc.max_qo_len),
+            q_tile: self.tilings().most_rows_of_item(),
+            q_tile_is_exact: false,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
             starts_in_blocks: false,
             num_rows: u64::from(self.desc.max_num_tokens),
@@ -419,6 +419,7 @@ impl CudaAttention {
             params: &params,
             num_items: blocks_of("qo_indptr and kv_len", planned.num_items as u64)?,
             q_tile: planned.q_tile,
+            q_tile_is_exact: planned.q_tile_is_exact,
             num_keys: planned.num_keys,
             num_rows: planned.num_rows,
             num_requests: planned.num_requests,

@@ -24,8 +24,10 @@ pub struct Run<'a> {
     pub params: &'a AttentionParams,
     /// Work items, or the most there can be where only the device knows.
     pub num_items: u32,
-    /// Most query rows of an item.
+    /// Most query rows of an item, or the most there can be.
     pub q_tile: u32,
+    /// An item has as many: the host cut the batch, and the launch serves no other one.
+    pub q_tile_is_exact: bool,
     /// Keys of all requests together, or the most there can be where only the device knows.
     pub num_keys: u64,
     /// Query rows of all requests together, or the most there can be.
@@ -57,6 +59,17 @@ pub struct Inputs<'a> {
     pub dependent: bool,
 }
 
+/// Of a kernel whose workers take an item together, a tile of its rows each, so that its keys are read once from memory. Rows
+/// are pairs of a query row and a head. Several items of a request would read its keys several times; but workers are reserved
+/// for the tiles of the largest item, and those that another one does not have are idle.
+#[derive(Debug, Clone, Copy)]
+pub struct SideBySide {
+    /// Rows of a tile.
+    pub tile: u32,
+    /// Rows of a request that is one item, at most.
+    pub most_rows: u32,
+}
+
 /// A loaded kernel that computes attention.
 pub trait AttentionKernel: Send + Sync {
     /// Name of its row.
@@ -65,9 +78,8 @@ pub trait AttentionKernel: Send + Sync {
     /// How its work is cut best.
     fn tiling(&self) -> Tiling;
 
-    /// The same for batches whose requests have up to so many query rows, fewer than the desc allows: in large items and in
-    /// small ones. `None`: as for the desc.
-    fn tilings_of(&self, _rows: u32) -> Option<[Tiling; 2]> {
+    /// Whether it has a worker for each tile of an item's rows. Then batches are cut by the rows that their requests have.
+    fn side_by_side(&self) -> Option<SideBySide> {
         None
     }
 

@@ -3,6 +3,7 @@
 //! that nothing is staged, and a captured plan keeps them.
 #![allow(unsafe_code)]
 
+use super::tilings::WholeRequests;
 use crate::backend::Stream;
 use crate::cuda::cascade_params::{
     NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS, SharedSegmentParams,
@@ -13,7 +14,7 @@ use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::{PLAN, PLAN_CASCADE};
 use crate::cuda::params::{Divisor, address};
 use crate::cuda::plan::regions::PlanningRegions;
-use crate::cuda::plan_params::{PlanOrder, PlanParams};
+use crate::cuda::plan_params::{PlanBatchParams, PlanOrder, PlanParams, PlanWorkersParams};
 use crate::error::Result;
 use crate::plan::{Capacity, Regions};
 use crate::problem::{AttentionDesc, DeviceBatch, Kind, Requests, SharedSegment, Tiling};
@@ -62,7 +63,7 @@ impl Planner {
         })
     }
 
-    /// Enqueues the kernel for a workspace at `base`, which cuts by `tiling`. Outside of cascades there are no segments.
+    /// Enqueues the kernel for a workspace at `base`. Outside of cascades there are no segments.
     ///
     /// # Safety
     /// The workspace must have room for the largest plan, and the batch's tensors must be valid until the
@@ -72,7 +73,7 @@ impl Planner {
         current: &Current<'_>,
         batch: &DeviceBatch,
         segments: &[SharedSegment],
-        tiling: &Tiling,
+        (tiling, whole): &(Tiling, WholeRequests),
         base: u64,
         stream: Stream,
     ) -> Result<()> {
@@ -90,8 +91,19 @@ impl Planner {
         );
         let plan = self.params(batch, tiling, &own, base);
         if self.desc.shared_levels == 0 {
-            // SAFETY: the kernel takes a `FolioPlanParams`; the rest is the caller's promise.
-            return unsafe { launch.enqueue(current, &self.function, &plan, &[]) };
+            let params = PlanBatchParams {
+                plan,
+                workers: PlanWorkersParams {
+                    of_item: tiling.workers.of_item,
+                    most_rows: whole.most_rows,
+                    num_heads: whole.num_heads,
+                    rows_of_tile: whole.rows_of_tile,
+                    all: tiling.workers.all,
+                    reserved: 0,
+                },
+            };
+            // SAFETY: the kernel takes a `FolioPlanBatchParams`; the rest is the caller's promise.
+            return unsafe { launch.enqueue(current, &self.function, &params, &[]) };
         }
         let params = PlanCascadeParams {
             plan,

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run};
+use super::kernel::{AttentionKernel, COMBINE_UNITS, OrLacks, Run, SideBySide};
 use super::mla::{MlaDims, is_one_record, query};
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
@@ -20,13 +20,12 @@ use crate::tensor::Tensor;
 /// Columns of a swizzle atom, 128 bytes of 16-bit elements.
 const ATOM: u32 = 64;
 
-/// Rows of an item at most, where they are the tokens of a short request: its tiles run side by side and read the keys
-/// once from memory. (On an H200, 64 requests of 4k keys: 2 × 128 rows 219 µs, in items of 128 230; 4 × 80 rows 288, in items
-/// of 80 425; 4 × 128 rows 416, in items of 128 431.)
+/// Rows of a request that is one item, at most. (On an H200, 64 requests of 4k keys: 2 × 128 rows 219 µs, in items of 128 230;
+/// 4 × 80 rows 288, in items of 80 425; 4 × 128 rows 416, in items of 128 431.)
 const ROWS_SIDE_BY_SIDE: u32 = 512;
 
-/// The same where nobody knows how many rows the requests of a batch have. Tiles of the rows that they could have and do not
-/// are idle: 128 requests of one token of 64 heads took 2.4 times as long on a handle for four.
+/// The same of batch-invariant plans, which cut a request alike whatever others have. Tiles of the rows that a request could have
+/// and does not are idle: 128 requests of one token of 64 heads took 2.4 times as long on a handle for four.
 const ROWS_OF_ANY_BATCH: u32 = 256;
 
 /// Keys of a chunk of a batch-invariant plan, rounded down to whole tiles.
@@ -74,12 +73,7 @@ impl Sm90Mla {
             row,
             function,
             dims: MlaDims::of(desc),
-            q_tile: tokens_of_item(
-                desc.num_qo_heads,
-                desc.max_qo_len,
-                ROWS_OF_ANY_BATCH,
-                first.shape.q_tile,
-            ),
+            q_tile: tokens_of_item(desc.num_qo_heads, desc.max_qo_len, first.shape.q_tile),
             page_size,
             sm_count: context.device().sm_count,
         }))
@@ -116,16 +110,42 @@ impl Sm90Mla {
             .encode(current.driver(), Swizzle::Span128)
     }
 
-    fn grid(&self, run: &Run<'_>) -> [u32; 3] {
+    /// Row tiles of the largest item, 0 where the plan says it, and CTAs.
+    fn row_tiles_and_ctas(&self, run: &Run<'_>) -> (u32, u32) {
         let row_tiles = self.dims.row_tiles(run.q_tile, self.row.shape.q_tile);
-        [row_tiles, run.num_items.min(self.slots(row_tiles)), 1]
+        let of_items = |items: u32| row_tiles.saturating_mul(items);
+        match run.q_tile_is_exact {
+            true => (
+                row_tiles,
+                of_items(run.num_items.min(self.slots(row_tiles))),
+            ),
+            false => (0, of_items(run.num_items).min(self.sm_count.max(row_tiles))),
+        }
     }
 
-    /// Items of so many tokens.
-    fn tiling_by(&self, tokens: u32) -> Tiling {
-        let row_tiles = self.dims.row_tiles(tokens, self.row.shape.q_tile);
+    /// Items at a time.
+    fn slots(&self, row_tiles: u32) -> u32 {
+        (self.sm_count / row_tiles).max(1)
+    }
+}
+
+/// The tokens of a request that has few rows, or as many as fill a tile.
+fn tokens_of_item(heads: u32, tokens: u32, rows_of_tile: u32) -> u32 {
+    match tokens.saturating_mul(heads) <= ROWS_OF_ANY_BATCH {
+        true => tokens,
+        false => (rows_of_tile / heads).max(1),
+    }
+}
+
+impl AttentionKernel for Sm90Mla {
+    fn name(&self) -> &str {
+        &self.row.row.name
+    }
+
+    fn tiling(&self) -> Tiling {
+        let row_tiles = self.dims.row_tiles(self.q_tile, self.row.shape.q_tile);
         Tiling {
-            q_tile: tokens,
+            q_tile: self.q_tile,
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.slots(row_tiles),
             max_shares: self.slots(row_tiles),
@@ -142,39 +162,11 @@ impl Sm90Mla {
         }
     }
 
-    /// Items at a time.
-    fn slots(&self, row_tiles: u32) -> u32 {
-        (self.sm_count / row_tiles).max(1)
-    }
-}
-
-/// The tokens of a request that has no more rows than `most`, or as many as fill a tile.
-fn tokens_of_item(heads: u32, tokens: u32, most: u32, rows_of_tile: u32) -> u32 {
-    match tokens.saturating_mul(heads) <= most {
-        true => tokens,
-        false => tokens_of_tile(heads, rows_of_tile),
-    }
-}
-
-/// So many tokens that their heads fill a tile, or one.
-fn tokens_of_tile(heads: u32, rows_of_tile: u32) -> u32 {
-    (rows_of_tile / heads).max(1)
-}
-
-impl AttentionKernel for Sm90Mla {
-    fn name(&self) -> &str {
-        &self.row.row.name
-    }
-
-    fn tiling(&self) -> Tiling {
-        self.tiling_by(self.q_tile)
-    }
-
-    fn tilings_of(&self, rows: u32) -> Option<[Tiling; 2]> {
-        let (heads, rows, tile) = (self.dims.num_heads(), rows.max(1), self.row.shape.q_tile);
-        let large = tokens_of_item(heads, rows, ROWS_SIDE_BY_SIDE, tile);
-        let small = tokens_of_tile(heads, tile).min(rows);
-        Some([large, small].map(|tokens| self.tiling_by(tokens)))
+    fn side_by_side(&self) -> Option<SideBySide> {
+        Some(SideBySide {
+            tile: self.row.shape.q_tile,
+            most_rows: ROWS_SIDE_BY_SIDE,
+        })
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {
@@ -214,14 +206,14 @@ impl AttentionKernel for Sm90Mla {
         } else {
             latent_dim
         };
-        let grid = self.grid(run);
+        let (row_tiles, ctas) = self.row_tiles_and_ctas(run);
         let params = MlaHopperParams {
-            mla: self.dims.params(run, grid[0]),
+            mla: self.dims.params(run, row_tiles),
             box_log2,
             whole_records: u32::from(whole_records),
         };
         let launch = Launch {
-            grid,
+            grid: [ctas, 1, 1],
             threads: self.row.shape.threads,
             cluster: 1,
             dependent: true,

@@ -1,0 +1,62 @@
+// By how many query rows a batch is cut: as the host says, or every request one item, where the workers of a kernel take an item
+// together. src/cuda/attention/tilings.rs and src/plan/tile_choice.rs are the same for batches that the host knows. Where keys
+// are cut is not decided here.
+#pragma once
+#include "core/paged.cuh"
+#include "params/plan.h"
+
+namespace folio {
+
+__device__ __forceinline__ u32 divide_up(u32 n, u32 d) { return n == 0 ? 0 : (n - 1) / d + 1; }
+__device__ __forceinline__ u32 divide_up(u32 n, const FolioDivisor &d) { return n == 0 ? 0 : divide(n - 1, d) + 1; }
+
+// Pieces of fewer keys are not worth an item.
+constexpr u32 FEWEST_KEYS = 192;
+__device__ __forceinline__ u32 fewest_units(const FolioPlanParams &p) { return max(1u, FEWEST_KEYS / p.kv_unit); }
+
+// By how many units a tile is longer than its keys where workers take shares, and which are before them.
+__device__ __forceinline__ u32 units_of_tile(const FolioPlanParams &p) {
+    constexpr u32 KEYS_OF_TILE = 192;
+    return p.order == FOLIO_PLAN_BY_SHARE ? max(1u, KEYS_OF_TILE / p.kv_unit) : 0;
+}
+
+// Tiles, in the sense of the work list: of one of them all rows are in one item.
+struct Tiling {
+    FolioDivisor q_tile;
+    u32 workers_of_item, max_splits, max_shares;
+};
+
+__device__ __forceinline__ Tiling stated_tiling(const FolioPlanParams &p, const FolioPlanWorkers &workers) {
+    return {p.q_tile, workers.of_item, p.max_splits, p.max_shares};
+}
+
+// One tile for a request of up to so many rows: the quotient of every row's number is 0.
+__device__ __forceinline__ Tiling whole_requests(const FolioPlanWorkers &workers, u32 most_rows) {
+    const u32 of_item = max(divide_up(most_rows * workers.num_heads, workers.rows_of_tile), 1u);
+    const u32 at_a_time = max(workers.all / of_item, 1u);
+    return {{most_rows, 0, 31}, of_item, at_a_time, at_a_time};
+}
+
+// Tiles of a batch, and their units of keys.
+struct TileSums {
+    u64 tiles, units;
+
+    // Units of the largest of equal shares, and a little for the pieces in it.
+    __device__ __forceinline__ u64 cost(const FolioPlanParams &p, u32 max_shares) const {
+        const u64 all = units + tiles * units_of_tile(p), fewest = fewest_units(p);
+        return max((all + max_shares - 1) / max_shares, fewest) + fewest;
+    }
+};
+
+// Every request in one item where that is quicker, or as stated.
+__device__ __forceinline__ bool takes_whole_requests(const FolioPlanParams &p, const FolioPlanWorkers &workers,
+                                                     u32 most_rows, const TileSums &whole, const TileSums &stated) {
+    // Smaller items have to take less time by one in so many: a request's keys are read for each of them.
+    constexpr u64 LEAST_GAIN = 20;
+    if (most_rows == 0 || most_rows > workers.most_rows) return false;
+    const u64 of_whole = whole.cost(p, whole_requests(workers, most_rows).max_shares),
+              of_stated = stated.cost(p, p.max_shares);
+    return of_stated + of_stated / LEAST_GAIN >= of_whole;
+}
+
+}  // namespace folio
