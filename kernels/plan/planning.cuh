@@ -198,14 +198,19 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Fo
     maxima.put(0, 2, __reduce_max_sync(FULL_WARP, most_tiles));
     maxima.put(1, 0, __reduce_max_sync(FULL_WARP, not_fewest));
     scan.exclusive(sums);
+    most_units = __reduce_max_sync(FULL_WARP, maxima.get(0, 0));
     most_rows = __reduce_max_sync(FULL_WARP, maxima.get(0, 1));
-    const TileSums of_requests = {static_cast<u32>(scan.totals[0]), scan.totals[4]},
-                   of_tiles = {scan.totals[0] >> 32, scan.totals[1]};
-    const bool is_worth_it = of_tiles.units >= p.least_units,
-               is_whole = takes_whole_requests(p, workers, most_rows, of_requests, of_tiles);
+    most_tiles = __reduce_max_sync(FULL_WARP, maxima.get(0, 2));
+    const bool is_even = ~__reduce_max_sync(FULL_WARP, maxima.get(1, 0)) == most_tiles;
+    const Choice choice = {most_rows,
+                           most_units,
+                           is_even,
+                           {static_cast<u32>(scan.totals[0]), scan.totals[4]},
+                           {scan.totals[0] >> 32, scan.totals[1]}};
+    const bool is_worth_it = choice.tiles.units >= p.least_units, is_whole = choice.takes_whole_requests(p, workers);
     if (threadIdx.x == 0) tiling = is_whole ? whole_requests(workers, most_rows) : stated_tiling(p, workers);
     const u32 of_tile = units_of_tile(p);
-    most_tiles = is_whole ? 1 : __reduce_max_sync(FULL_WARP, maxima.get(0, 2));
+    if (is_whole) most_tiles = 1;
     // Of tiles before it, and of its own.
     const TileSums before = is_whole ? TileSums{static_cast<u32>(sums[0]), sums[4]} : TileSums{sums[0] >> 32, sums[1]};
     u64 units_before = (before.units + of_tile * before.tiles) / max(1u, most_tiles) + of_tile, bytes = sums[2],
@@ -222,15 +227,9 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Fo
     }
     __syncthreads();  // the tiling
     if (!is_worth_it) return {tiling};
-    const TileSums total = is_whole ? of_requests : of_tiles;
-    const bool is_even = is_whole || ~__reduce_max_sync(FULL_WARP, maxima.get(1, 0)) == most_tiles;
-    return {tiling,
-            total.tiles,
-            total.units,
-            __reduce_max_sync(FULL_WARP, maxima.get(0, 0)),
-            min(most_rows, tiling.q_tile.divisor),
-            most_tiles,
-            is_even};
+    const TileSums total = is_whole ? choice.requests : choice.tiles;
+    return {tiling,     total.tiles,        total.units, most_units, min(most_rows, tiling.q_tile.divisor),
+            most_tiles, is_whole || is_even};
 }
 
 // What chunks of one size are kept to: so many splits, or so many chunks of tiles that are split.

@@ -42,21 +42,37 @@ struct TileSums {
     u64 tiles, units;
 
     // Units of the largest of equal shares, and a little for the pieces in it.
-    __device__ __forceinline__ u64 cost(const FolioPlanParams &p, u32 max_shares) const {
+    __device__ __forceinline__ u64 in_shares(const FolioPlanParams &p, u32 shares) const {
         const u64 all = units + tiles * units_of_tile(p), fewest = fewest_units(p);
-        return max((all + max_shares - 1) / max_shares, fewest) + fewest;
+        return max((all + shares - 1) / shares, fewest) + fewest;
+    }
+
+    // Units of the worker that has the longest tile, where tiles are dealt out whole: one of each round.
+    __device__ __forceinline__ u64 in_rounds(const FolioPlanParams &p, u32 workers, u32 longest) const {
+        const u64 rounds = (tiles + workers - 1) / workers, all = units + tiles * units_of_tile(p);
+        return longest + units_of_tile(p) + (rounds - 1) * all / max(tiles, 1ull);
     }
 };
 
-// Every request in one item where that is quicker, or as stated.
-__device__ __forceinline__ bool takes_whole_requests(const FolioPlanParams &p, const FolioPlanWorkers &workers,
-                                                     u32 most_rows, const TileSums &whole, const TileSums &stated) {
-    // Smaller items have to take less time by one in so many: a request's keys are read for each of them.
-    constexpr u64 LEAST_GAIN = 20;
-    if (most_rows == 0 || most_rows > workers.most_rows) return false;
-    const u64 of_whole = whole.cost(p, whole_requests(workers, most_rows).max_shares),
-              of_stated = stated.cost(p, p.max_shares);
-    return of_stated + of_stated / LEAST_GAIN >= of_whole;
-}
+// What a plan of a batch is chosen by; the tiles are those that are stated.
+struct Choice {
+    u32 most_rows;  // of a request
+    u32 longest;    // units of a request
+    bool is_even;   // every request has as many tiles
+    TileSums requests, tiles;
+
+    // Whether every request is one item: where that is quicker.
+    __device__ __forceinline__ bool takes_whole_requests(const FolioPlanParams &p,
+                                                         const FolioPlanWorkers &workers) const {
+        // Smaller items have to take less time by one in so many: a request's keys are read for each of them.
+        constexpr u64 LEAST_GAIN = 20;
+        if (most_rows == 0 || most_rows > workers.most_rows) return false;
+        // Equal shares are of requests that have as many tiles.
+        const bool are_dealt = !is_even && tiles.tiles >= p.max_shares;
+        const u64 of_requests = requests.in_shares(p, whole_requests(workers, most_rows).max_shares),
+                  of_tiles = are_dealt ? tiles.in_rounds(p, p.max_shares, longest) : tiles.in_shares(p, p.max_shares);
+        return of_tiles + of_tiles / LEAST_GAIN >= of_requests;
+    }
+};
 
 }  // namespace folio

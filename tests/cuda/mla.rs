@@ -414,11 +414,11 @@ pub fn graph_drafts() {
     let stream = gpu::new_stream();
     let form = TableForm::BlockTable { spare_columns: 0 };
     for (heads, requests, keys, format) in [
-        (64, 30, 500, 0),
-        (24, 160, 60, 0),
-        (128, 8, 900, 0),
-        (80, 20, 300, 1),
-        (48, 40, 200, 3),
+        (64, 12, 600, 0),
+        (24, 160, 40, 0),
+        (128, 4, 900, 0),
+        (80, 6, 500, 1),
+        (48, 20, 250, 3),
     ] {
         let lens = |rows: &[u32]| -> Vec<_> {
             let request = |n: u32| (rows[n as usize % rows.len()], keys - n * 7 % (keys / 2));
@@ -427,7 +427,7 @@ pub fn graph_drafts() {
         let mut largest = MlaProblem::plain(&vec![(4, keys); requests as usize]).heads(heads);
         largest.batch.graph = true;
         let largest = stored(largest.pages(64, form), FORMATS[format]);
-        let rows: [&[u32]; 6] = [&[4], &[1], &[1, 1, 1, 4], &[2], &[3, 0, 1], &[4, 4, 4, 1]];
+        let rows: [&[u32]; 4] = [&[4], &[1], &[1, 1, 1, 4], &[3, 0, 1]];
         let batches = rows.map(|rows| batch_of(&largest, &lens(rows)));
         let mut captured = Captured::new(&*session, &largest, stream);
         for batch in &batches {
