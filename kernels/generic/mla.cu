@@ -119,7 +119,7 @@ struct Work {
     __device__ __forceinline__ bool load(const FolioMlaParams &g, u32 block) {
         const FolioAttentionParams &p = g.attention;
         const u32 index = block / g.row_tiles;
-        if (index >= p.plan.counts[0]) return false;
+        if (index >= p.plan.counts[FOLIO_COUNT_ITEMS]) return false;
         item = p.plan.items + index;
         request = load_request(p.plan, *item);
         first_row = (block - index * g.row_tiles) * ROWS;

@@ -14,7 +14,7 @@ struct Work {
         const FolioAttentionParams &p = g.attention;
         group = p.num_qo_heads / p.num_kv_heads;
         const u32 index = block / p.num_kv_heads / g.row_tiles;
-        if (index >= p.plan.counts[0]) return false;
+        if (index >= p.plan.counts[FOLIO_COUNT_ITEMS]) return false;
         item = p.plan.items + index;
         request = load_request(p.plan, *item);
         kv_head = block % p.num_kv_heads;

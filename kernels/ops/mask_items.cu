@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     using namespace folio;
     wait_for_prerequisites();
     const u32 request = blockIdx.y;
-    if (request >= p.counts[2]) return;
+    if (request >= p.counts[FOLIO_COUNT_REQUESTS]) return;
     const i64 rows = p.qo_indptr[request + 1] - p.qo_indptr[request], keys = p.kv_len[request];
     const i64 elements = rows * keys, start = p.mask_start[request];
     const i64 bytes = min((elements + 7) / 8, p.mask_bytes - start);

@@ -58,6 +58,18 @@ struct FolioCache {
     folio_i64 stride_page, stride_token, stride_head;
 };
 
+// Places in the counts of a plan. Behind them stands where the other items of each share begin, see `Items` of
+// sm90/mla/rows.cuh.
+enum FolioPlanCount {
+    FOLIO_COUNT_ITEMS,
+    FOLIO_COUNT_COMBINES,
+    FOLIO_COUNT_REQUESTS,
+    FOLIO_COUNT_SMALL_ITEMS,  // the last of the items
+    FOLIO_COUNT_SHARES,
+    FOLIO_COUNT_WORKERS_OF_ITEM,  // that take an item together; 0 in cascades, where none do
+    FOLIO_NUM_COUNTS
+};
+
 // What plan wrote into the workspace. All of it is device memory.
 struct FolioPlanView {
     const folio_i32 *qo_indptr;  // [batch_size + 1]
@@ -66,12 +78,10 @@ struct FolioPlanView {
     const FolioWorkItem *items;  // the largest first
     const FolioCombineItem *combines;
     const folio_u32 *partials;  // partial rows that the combine items name
-    // {items, combine items, requests, small items, shares}, and where the items of each share begin, see `Items` of
-    // sm90/mla/rows.cuh.
-    const folio_u32 *counts;
-    folio_u32 *next_tile;  // 0 between runs: a kernel that takes tiles by it clears it again
-    float *partial_o;      // [partial row][num_qo_heads][head_dim_vo], normalised
-    float *partial_lse;    // [partial row][num_qo_heads], base 2, -inf where nothing was seen
+    const folio_u32 *counts;    // at FolioPlanCount
+    folio_u32 *next_tile;       // 0 between runs: a kernel that takes tiles by it clears it again
+    float *partial_o;           // [partial row][num_qo_heads][head_dim_vo], normalised
+    float *partial_lse;         // [partial row][num_qo_heads], base 2, -inf where nothing was seen
 };
 
 struct FolioAttentionParams {

@@ -46,7 +46,7 @@ struct Parts {
     __device__ __forceinline__ Parts(const FolioCombineParams &p, const FolioCombineItem &item, u32 warp)
         : rows(p.plan.partials + item.first),
           count(item.count),
-          num_heads(MANY_ROWS ? p.plan.counts[1] * p.num_qo_heads : 0),
+          num_heads(MANY_ROWS ? p.plan.counts[FOLIO_COUNT_COMBINES] * p.num_qo_heads : 0),
           begin(few() ? 0 : warp),
           step(few() ? 1 : WARPS) {
 #pragma unroll
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
     using namespace folio;
     __shared__ Sums sums;
     const u32 index = blockIdx.x / p.blocks_of_row, first = blockIdx.x - index * p.blocks_of_row;
-    if (index >= p.plan.counts[1]) {
+    if (index >= p.plan.counts[FOLIO_COUNT_COMBINES]) {
         wait_for_prerequisites();
         return;
     }

@@ -174,7 +174,7 @@ __device__ __forceinline__ void combine_row(const FolioCombineParams &p, const F
 extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, 4)
     folio_combine_latent(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
-    const u32 rows = p.plan.counts[1], blocks_of_row = max(gridDim.x / max(rows, 1u), 1u);
+    const u32 rows = p.plan.counts[FOLIO_COUNT_COMBINES], blocks_of_row = max(gridDim.x / max(rows, 1u), 1u);
     const u32 rows_at_once = gridDim.x / blocks_of_row, first = blockIdx.x / blocks_of_row;
     const u32 block = blockIdx.x - first * blocks_of_row;
     // Of blocks without a row one waits: what comes after this grid comes after the one before it.

@@ -223,8 +223,8 @@ __device__ __forceinline__ u32 find_shares(const FolioPlanParams &p, const Reque
 template <class MakeItem>
 __device__ __forceinline__ void write_shares(const FolioPlanParams &p, const Requests &all, u32 num_items,
                                              u32 num_shares, const MakeItem &make_item) {
-    u32 *const others = p.counts + 6;
-    if (threadIdx.x == 0) p.counts[4] = num_shares, others[num_shares] = num_items;
+    u32 *const others = p.counts + FOLIO_NUM_COUNTS;
+    if (threadIdx.x == 0) p.counts[FOLIO_COUNT_SHARES] = num_shares, others[num_shares] = num_items;
 #pragma unroll 1
     for (u32 index = threadIdx.x; index < num_items; index += blockDim.x) {
         const FolioWorkItem item = make_item(index);

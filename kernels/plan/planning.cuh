@@ -156,7 +156,7 @@ struct Planned {
 
     __device__ __forceinline__ explicit Planned(const FolioPlanParams &p) {
         const bool decodes = p.decode_rows > 0 && !p.decode_counts;
-        least_rows = p.decode_counts && p.decode_counts[0] > 0 ? p.decode_rows + 1 : 0;
+        least_rows = p.decode_counts && p.decode_counts[FOLIO_COUNT_ITEMS] > 0 ? p.decode_rows + 1 : 0;
         most_rows = decodes ? p.decode_rows : 0xffffffff;
     }
     __device__ __forceinline__ bool has(u32 rows) const { return rows >= least_rows && rows <= most_rows; }
@@ -309,9 +309,10 @@ __device__ __forceinline__ Counts store_counts(const FolioPlanParams &p, u32 wor
     const Counts counts = {static_cast<u32>(min(items, static_cast<u64>(p.max_items))),
                            static_cast<u32>(min(combines, static_cast<u64>(p.max_combines)))};
     if (threadIdx.x == 0) {
-        p.counts[0] = counts.items, p.counts[1] = counts.combines, p.counts[2] = p.batch_size, p.counts[3] = 0;
-        p.counts[4] = 0;  // shares
-        p.counts[5] = workers_of_item;
+        p.counts[FOLIO_COUNT_ITEMS] = counts.items, p.counts[FOLIO_COUNT_COMBINES] = counts.combines,
+        p.counts[FOLIO_COUNT_REQUESTS] = p.batch_size, p.counts[FOLIO_COUNT_SMALL_ITEMS] = 0;
+        p.counts[FOLIO_COUNT_SHARES] = 0;
+        p.counts[FOLIO_COUNT_WORKERS_OF_ITEM] = workers_of_item;
         *p.next_tile = 0;
     }
     return counts;

@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     using namespace folio;
     wait_for_prerequisites();
     const u32 token = blockIdx.x * (FOLIO_THREADS / 32) + threadIdx.x / 32;
-    const i32 end = p.qo_indptr[p.counts[2]];
+    const i32 end = p.qo_indptr[p.counts[FOLIO_COUNT_REQUESTS]];
     if (token >= p.num_tokens || static_cast<i64>(token) >= end) return;
     const float *from = p.from + static_cast<i64>(token) * p.num_heads;
     u16 *to = static_cast<u16 *>(p.to) + token * p.stride_token;

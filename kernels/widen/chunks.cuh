@@ -41,7 +41,7 @@ struct Key {
 // use(key, head, first_row): a lane's key, and the chunk's first row. All lanes of a warp are there.
 template <class Use>
 __device__ __forceinline__ void for_each_chunk(const FolioWidenParams &p, const Use &use) {
-    const u32 batch_size = p.plan.counts[2], num_heads = p.num_kv_heads.divisor;
+    const u32 batch_size = p.plan.counts[FOLIO_COUNT_REQUESTS], num_heads = p.num_kv_heads.divisor;
     const u32 num_chunks = min(static_cast<u32>(p.first_row[batch_size]), p.most_rows) / CHUNK;
     const u32 lane = threadIdx.x % LANES, warp = blockIdx.x * WARPS + threadIdx.x / LANES;
 #pragma unroll 1

@@ -33,7 +33,7 @@ __device__ __forceinline__ void place_requests(const Params &p, const Starts &st
 }
 
 __device__ __forceinline__ void place_items(const Params &p, const Starts &starts) {
-    const u32 num_items = p.plan.counts[0];
+    const u32 num_items = p.plan.counts[FOLIO_COUNT_ITEMS];
     for (u32 i = blockIdx.x * FOLIO_THREADS + threadIdx.x; i < num_items; i += gridDim.x * FOLIO_THREADS) {
         FolioWorkItem item = p.plan.items[i];
         // Every request with rows has such an item. More than one say the same: keys before a window have none.
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS)
     folio_widen_places(const __grid_constant__ FolioWidenParams p) {
     using namespace folio;
     allow_dependents();
-    const Starts starts(p.plan.counts[2], [&](u32 b) { return rows_of(p.plan, b); });
+    const Starts starts(p.plan.counts[FOLIO_COUNT_REQUESTS], [&](u32 b) { return rows_of(p.plan, b); });
     if (blockIdx.x == 0) {
         place_requests(p, starts);
         for (u32 i = threadIdx.x; i < p.num_units; i += FOLIO_THREADS) p.units[i] = LEAST_UNIT;

@@ -21,7 +21,8 @@ __device__ __forceinline__ u32 round_pairs(u32 first, u32 second, float factor) 
 
 template <class Wanted>
 __device__ __forceinline__ void round_outputs(const Params &p) {
-    const u32 num_heads = p.num_heads.divisor, num_pieces = p.pieces.divisor, num_items = p.plan.counts[0];
+    const u32 num_heads = p.num_heads.divisor, num_pieces = p.pieces.divisor,
+              num_items = p.plan.counts[FOLIO_COUNT_ITEMS];
     if (num_items == 0) return;
     // CTAs that share an item.
     const u32 sharing = (gridDim.x + num_items - 1) / num_items;

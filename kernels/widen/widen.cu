@@ -83,7 +83,7 @@ __device__ __forceinline__ void widen_rows(const Params &p) {
 template <class Stored>
 __device__ __forceinline__ void widen_queries(const Params &p) {
     const u32 num_heads = p.num_qo_heads.divisor;
-    const u32 num_tokens = min(static_cast<u32>(p.plan.qo_indptr[p.plan.counts[2]]), p.num_tokens);
+    const u32 num_tokens = min(static_cast<u32>(p.plan.qo_indptr[p.plan.counts[FOLIO_COUNT_REQUESTS]]), p.num_tokens);
     const u32 num_rows = num_tokens * num_heads;
     const u32 lane = threadIdx.x % LANES, warp = blockIdx.x * WARPS + threadIdx.x / LANES;
 #pragma unroll 1

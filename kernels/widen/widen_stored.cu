@@ -82,7 +82,7 @@ __device__ __forceinline__ void write_factors(const Params &p, u32 of_values) {
     const i32 stride = of_values ? p.v_scales_stride : p.k_scales_stride;
     float *const factors = of_values ? p.v_factors : p.k_factors;
     const u32 num_heads = p.widen.num_kv_heads.divisor;
-    const u32 count = (of_requests ? p.widen.plan.counts[2] : 1) * num_heads;
+    const u32 count = (of_requests ? p.widen.plan.counts[FOLIO_COUNT_REQUESTS] : 1) * num_heads;
     for (u32 i = threadIdx.x; i < count; i += FOLIO_THREADS) {
         const u32 head = i - divide(i, p.widen.num_kv_heads) * num_heads;
         factors[i] = *unit_of(p, of_values, head) * (of_requests ? scales[i] : head_scale(scales, stride, head));

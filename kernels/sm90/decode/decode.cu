@@ -3,7 +3,7 @@
 // arithmetic hides behind it. Long queries belong to the prefill kernel.
 //
 // Grid (num_kv_heads / FOLIO_DECODE_HEADS, row tiles of the largest item, items): heads fastest, so that CTAs that run
-// together read the same pages. A CTA takes items z, z + gridDim.z, ... below counts[0]; the rest exit. Key group g of
+// together read the same pages. A CTA takes items z, z + gridDim.z, ... below the number of items; the rest exit. Key group g of
 // its warps takes tiles g, g + KEY_GROUPS, ... of an item's keys on its own: a warp for up to 16 or 32 rows, without a
 // barrier, or several that wait for each other after every tile. The results are merged through shared memory.
 //
@@ -61,7 +61,7 @@ __device__ __forceinline__ void run(const FolioPaddedDecodeParams &params, const
     u32 parity = 0;
 
     wait_for_prerequisites();
-    const u32 num_items = params.attention.plan.counts[0];
+    const u32 num_items = params.attention.plan.counts[FOLIO_COUNT_ITEMS];
     for (u32 index = blockIdx.z; index == blockIdx.z || index < num_items; index += gridDim.z) {
         // Read before it is known whether there is such an item: one round trip less.
         const Item item = read_item(params, index);

@@ -23,7 +23,7 @@ constexpr int PRODUCER_REGISTERS = BLOCKS * SUMS < 64 ? 48 : 40, CONSUMER_REGIST
 // Calls `each` with the items of the CTA that have rows, and their numbers.
 template <class Each>
 __device__ __forceinline__ void for_items(const FolioPaddedDecodeParams &params, const Each &each) {
-    const u32 num_items = params.attention.plan.counts[0];
+    const u32 num_items = params.attention.plan.counts[FOLIO_COUNT_ITEMS];
     for (u32 index = blockIdx.z; index == blockIdx.z || index < num_items; index += gridDim.z) {
         // Read before it is known whether there is such an item: one round trip less.
         const Item item = read_item(params, index);

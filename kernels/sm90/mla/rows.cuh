@@ -68,7 +68,8 @@ struct Team {
 
     // Where batches of a graph differ in their rows, or only the device knows these, the plan has the number of tiles.
     static __device__ __forceinline__ Team of_block(const FolioMlaHopperParams &p) {
-        const u32 tiles = p.mla.row_tiles > 0 ? p.mla.row_tiles : max(p.mla.attention.plan.counts[5], 1u);
+        const u32 tiles =
+            p.mla.row_tiles > 0 ? p.mla.row_tiles : max(p.mla.attention.plan.counts[FOLIO_COUNT_WORKERS_OF_ITEM], 1u);
         return {blockIdx.x % tiles, blockIdx.x / tiles, gridDim.x / tiles};
     }
 };
@@ -128,7 +129,7 @@ struct ItemPosition {
 // counts are known. Then there are two ways:
 //
 // A batch that is cut into equal shares: a team has the items of a share, then those of the share that is as many further as
-// there are teams. The first items of all shares are first in the list; counts[6 + share] says where the others are.
+// there are teams. The first items of all shares are first in the list; behind the counts stands where the others are.
 //
 // Else items are sorted by their cost, the largest first, and dealt out in rounds. Every other round goes backwards, so that a
 // team that got a large one next gets a small one.
@@ -139,25 +140,26 @@ public:
     __device__ __forceinline__ Items(const FolioMlaHopperParams &p, const Team &team)
         : Items(p, team, {team.number, 0}) {
         // There may be fewer shares than teams.
-        if (team.number >= team.count || (counts[4] > 0 && team.number >= counts[4])) at.index = NONE;
+        if (team.number >= team.count || (counts[FOLIO_COUNT_SHARES] > 0 && team.number >= counts[FOLIO_COUNT_SHARES]))
+            at.index = NONE;
     }
     __device__ __forceinline__ Items(const FolioMlaHopperParams &p, const Team &team, ItemPosition at)
         : counts(p.mla.attention.plan.counts), team(team), at(at) {}
 
     __device__ __forceinline__ u32 index() const { return at.index; }
-    __device__ __forceinline__ bool any() const { return at.index < counts[0]; }
+    __device__ __forceinline__ bool any() const { return at.index < counts[FOLIO_COUNT_ITEMS]; }
     __device__ __forceinline__ ItemPosition position() const { return at; }
 
     __device__ __forceinline__ void next() {
-        const u32 shares = counts[4];
+        const u32 shares = counts[FOLIO_COUNT_SHARES];
         if (shares == 0) {
             ++at.done;
             at.index = at.done * team.count + (at.done & 1 ? team.count - 1 - team.number : team.number);
             return;
         }
         const u32 share = team.number + at.done * team.count;
-        at.index = at.index == share ? counts[6 + share] : at.index + 1;
-        if (at.index < counts[7 + share]) return;
+        at.index = at.index == share ? counts[FOLIO_NUM_COUNTS + share] : at.index + 1;
+        if (at.index < counts[FOLIO_NUM_COUNTS + share + 1]) return;
         ++at.done;
         at.index = share + team.count < shares ? share + team.count : NONE;
     }

@@ -42,7 +42,7 @@ template <class Work>
 __device__ __forceinline__ void for_each_unit(const FolioMlaFewParams &params, Work &&work) {
     // Asked for at once: a unit that the number of units says is not there is one round trip cheaper than to wait for it.
     Unit unit = read_unit(params, blockIdx.x);
-    const u32 count = params.mla.attention.plan.counts[0];
+    const u32 count = params.mla.attention.plan.counts[FOLIO_COUNT_ITEMS];
     u32 index = blockIdx.x;
     bool backwards = false;
 #pragma unroll 1

@@ -14,7 +14,7 @@ namespace folio::prefill {
 class TileOrder {
 public:
     __device__ __forceinline__ explicit TileOrder(const FolioPrefillParams &params)
-        : TileOrder(params, params.attention.plan.counts[0]) {}
+        : TileOrder(params, params.attention.plan.counts[FOLIO_COUNT_ITEMS]) {}
 
     // Of the first items.
     __device__ __forceinline__ TileOrder(const FolioPrefillParams &params, u32 num_items)

@@ -36,8 +36,8 @@ template <class Tile>
 class SmallItemsOrder {
 public:
     __device__ __forceinline__ explicit SmallItemsOrder(const FolioPrefillParams &params)
-        : small(params.attention.plan.counts[3]),
-          large(params, params.attention.plan.counts[0] - small),
+        : small(params.attention.plan.counts[FOLIO_COUNT_SMALL_ITEMS]),
+          large(params, params.attention.plan.counts[FOLIO_COUNT_ITEMS] - small),
           num_heads(TileOrder::head_blocks(params)) {
         tiles_of_item = num_heads;
 #pragma unroll
@@ -57,7 +57,7 @@ public:
         const u32 of_small = index - large.num_tiles(), item = of_small / tiles_of_item;
         const u32 heads = (num_heads + tiles_of_item - 1) / tiles_of_item;
         const u32 first = (of_small - item * tiles_of_item) * heads;
-        Tile tile = make_tile(params, params.attention.plan.counts[0] - small + item, first);
+        Tile tile = make_tile(params, params.attention.plan.counts[FOLIO_COUNT_ITEMS] - small + item, first);
         tile.key_sets = min(heads, num_heads - first);
         return tile;
     }

@@ -20,7 +20,7 @@ public:
           tiles(reinterpret_cast<Tile *>(shared_bytes + TILES)),
           lane(threadIdx.x % 32) {
         head_blocks = this->params.num_qo_heads / packed_heads(this->params);
-        num_tiles = this->params.plan.counts[0] * head_blocks;
+        num_tiles = this->params.plan.counts[FOLIO_COUNT_ITEMS] * head_blocks;
     }
 
     // Tiles are items times head blocks; neighbours have the same item. The first is the CTA's by its index.
