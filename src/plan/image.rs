@@ -32,8 +32,8 @@ impl Cursor {
 /// buffer on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// `[6]` u32: work items, combine items, batch size, the last items, which are small, shares, and workers that take an item together; then
-    /// the list of shares, which has one entry more than there are.
+    /// `[6]` u32, at `FolioPlanCount` of `kernels/params/params.h`: work items, combine items, batch size, the last items, which
+    /// are small, shares, and workers that take an item together. Then the list of shares, which has one entry more.
     pub counts: usize,
     /// `[1]` u32: 0 between runs; kernels draw tiles by it.
     pub next_tile: usize,
