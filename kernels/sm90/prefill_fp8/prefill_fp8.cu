@@ -3,8 +3,8 @@
 // head_dim 128, any type of output. Causal or full, windows, soft cap, sinks, scales of heads and of requests, log-sum-exp.
 // Custom masks, mm-prefix and ALiBi are the portable kernel's.
 //
-// Four warpgroups, one CTA per multiprocessor, persistent: a warp loads, three transpose values, and three warpgroups of
-// 64 query rows each consume. docs/kernels/sm90_prefill_fp8.md says why so.
+// Four warpgroups, one CTA per multiprocessor, persistent: a warp loads queries and keys, three load values and transpose
+// them, and three warpgroups of 64 query rows each consume. docs/kernels/sm90_prefill_fp8.md says why so.
 //
 // The sums of wgmma in e4m3 lose small addends, more the longer a sum is: uninterrupted over 16k keys 14 % of an output
 // whose values have a mean of 1. So they are stretches of PROMOTE_STEPS blocks, which are added up in fp32 in shared
@@ -15,12 +15,13 @@
 
 namespace folio::prefill_fp8 {
 
-// Finished stretches of a warpgroup's sums, in shared memory that each thread has for itself: P V of both rows in pieces
-// of 16 bytes. What they are short of, by references that rose since, waits in `factor` for the next stretch.
+// Finished stretches of a warp's sums, in shared memory of its own: P V of both rows of each thread in pieces of 16 bytes.
+// What they are short of, by references that rose since, waits in `factor` for the next stretch.
 class Stretches {
 public:
-    // 768 keys: the output is too small by 0.54 % of the values' mean at 16k keys; 384 keys: 0.25 %, for 3 % of time.
-    static constexpr int PROMOTE_STEPS = 8;
+    // 1440 keys: the output is too small by 0.3 % of the values' mean at 16k keys, as with 768 keys, and values of mean 0
+    // are off by 0.030 of their size instead of 0.0276. 768 keys cost 3 % of time more.
+    static constexpr int PROMOTE_STEPS = 15;
 
     // Warpgroups begin at different steps, so that they do not wait for shared memory together.
     __device__ __forceinline__ Stretches(u32 shared, u32 group)
@@ -71,10 +72,7 @@ public:
 private:
     __device__ __forceinline__ bool any() const { return steps >= PROMOTE_STEPS; }
 
-    __device__ __forceinline__ u32 address(int i) const {
-        const u32 group = threadIdx.x / WARPGROUP - 1;
-        return shared + SUMS + group * SUM_BYTES + (i * WARPGROUP + threadIdx.x % WARPGROUP) * 16;
-    }
+    __device__ __forceinline__ u32 address(int i) const { return shared + (i * 32 + threadIdx.x % 32) * 16; }
 
     __device__ __forceinline__ float4 piece(int i) const {
         float4 v;
@@ -97,6 +95,7 @@ public:
     __device__ __forceinline__ Consumer(const FolioPrefillFp8Params &params, u32 shared)
         : all(params), params(params.attention), shared(shared) {
         group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - 1;
+        warp_row = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 16 - WARPGROUP / 2;
     }
 
     __device__ __forceinline__ void run() {
@@ -105,12 +104,12 @@ public:
         Output o;
         const Tile *tile = await_tile();
         if (tile->num_steps == 0) return;
+        TileSteps steps(params, *tile, group);
         await_operands();
         start_scores(s);
         while (true) {
             Rows rows;
-            Stretches stretches(shared, group);
-            TileSteps steps(params, *tile, group);
+            Stretches stretches(warp_sums(), group);
             bool continues = false;  // o holds sums
             first_step(*tile, steps, s, p, rows);
 #pragma unroll 1
@@ -120,12 +119,14 @@ public:
 
             mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
             start_output(p, o, continues);
+            const Destination destination(all, *tile);
             key.advance();
             query.advance();
             const u32 read = shared + TILE_READ + 8 * slot.index();
             slot.advance();
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
+            steps = TileSteps(params, *next, group);
             if (more) await_operands();
             wgmma_wait<0>();
             pin(o);
@@ -135,7 +136,7 @@ public:
             // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
             // branch would serialise the pipeline.
             start_scores(s);
-            store_output(all, *tile, o, rows);
+            store_output(params, *tile, o, rows, destination);
             __syncwarp();
             release(read);
             if (!more) break;
@@ -178,6 +179,11 @@ private:
         return shared_tiles() + slot.index();
     }
 
+    // For sums of the warp's rows, and then for the rows as they leave.
+    __device__ __forceinline__ u32 warp_sums() const {
+        return shared + SUMS + (threadIdx.x - WARPGROUP) / 32 * WARP_SUM_BYTES;
+    }
+
     // Queries and the first keys of a tile.
     __device__ __forceinline__ void await_operands() const {
         mbarrier_wait(shared + QUERY_FULL + 8 * query.index(), query.parity());
@@ -212,10 +218,14 @@ private:
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+    __device__ __forceinline__ void release_scores(const TileSteps &steps, Scores &s) {
         release(shared + KEY_EMPTY + 8 * key.index());
         if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
         if (steps.transformed()) steps.logits.transform(s);
+    }
+
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
+        release_scores(steps, s);
         const bool right = steps.masked_right(), left = steps.masked_left();
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
     }
@@ -224,9 +234,9 @@ private:
                                                Rows &rows) {
         wgmma_wait<0>();
         pin(s);
-        finish_scores(tile, steps, s);
-        float unused[2];
-        rows.update(s, steps.logits.exponent, unused);
+        release_scores(steps, s);
+        if (steps.masked_left()) mask_keys(s, params, tile, steps.block, false, true);
+        rows.begin(s, steps.logits.exponent, KeysBefore(params, tile, warp_row, steps.block));
         pack_probabilities(p, s);
     }
 
@@ -270,6 +280,7 @@ private:
     const FolioPrefillFp8Params &all;
     const FolioAttentionParams &params;
     u32 shared, group;
+    u32 warp_row;  // of the tile, the warp's first
     Ring<TILE_SLOTS> slot;
     Ring<QUERY_STAGES> query;
     Ring<STAGES> key, value;
@@ -288,10 +299,13 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
     for (int i = 0; i < STAGES; ++i) {
         mbarrier_init(shared + KEY_FULL + 8 * i, 1);
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS);
-        mbarrier_init(shared + RAW_FULL + 8 * i, 1);
-        mbarrier_init(shared + RAW_EMPTY + 8 * i, TRANSPOSERS);
         mbarrier_init(shared + VALUE_FULL + 8 * i, TRANSPOSERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS);
+    }
+    for (int i = 0; i < STAGES * TRANSPOSERS; ++i) mbarrier_init(shared + RAW_FULL + 8 * i, 1);
+    for (int i = 0; i < PLACES; ++i) {
+        mbarrier_init(shared + PLACE_FULL + 8 * i, 1);
+        mbarrier_init(shared + PLACE_READ + 8 * i, TRANSPOSERS);
     }
     mbarrier_init_fence();
 }
@@ -330,9 +344,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
         registers_shrink<32>();
         const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
         if (warp == 0) {
-            Loader(params, &q_map, &k_map, &v_map, shared_bytes).run();
+            Loader(params, &q_map, &k_map, shared_bytes).run();
         } else {
-            Transposer(shared).run();
+            Transposer(params, &v_map, shared).run();
         }
     } else {
         registers_grow<160>();

@@ -50,6 +50,26 @@ __device__ __forceinline__ void mask_keys(Scores &s, const FolioAttentionParams 
     }
 }
 
+// Keys of a block before their rows' last: those that the warp's last row sees, those that its first row does, and those
+// of the thread's rows from its first column on.
+struct KeysBefore {
+    int some, all, row[2];
+
+    __device__ __forceinline__ KeysBefore(const FolioAttentionParams &params, const Tile &tile, u32 warp_row,
+                                          int block) {
+        const Window<i32> window(params);
+        const int first = block * BLOCK;
+        const auto end = [&](u32 row) {
+            const int position = tile.position + static_cast<int>(row >> tile.pack_shift);
+            return min(tile.kv_end, window.end(position)) - first;
+        };
+        all = end(warp_row);
+        some = end(warp_row + 15);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) row[r] = end(first_row() + 8 * r) - 2 * static_cast<int>(threadIdx.x % 4);
+    }
+};
+
 // The references of the exponentials of the thread's two rows: P = 2^(logit - reference). A row's largest probability
 // is at most 2^MOST, within e4m3's 448; smaller ones keep their three bits down to 2^-6 and vanish below 2^-10. The
 // reference follows the maximum only where that would exceed this, because to follow costs a pass over the output. Where
@@ -59,6 +79,40 @@ struct Rows {
     float limit[2] = {minus_infinity(), minus_infinity()};  // a product above it raises the reference
     float reference[2] = {};
     bool negative_limit = true;  // in some lane of the warp
+
+    // As `update`, of the first block of a tile, whose last keys are often hidden from all of the warp's rows: they are
+    // passed over, 32 at a time. 16 at a time cost more in branches than they save.
+    __device__ __forceinline__ void begin(Scores &s, float scale, const KeysBefore &keys) {
+        float largest[2] = {minus_infinity(), minus_infinity()};
+#pragma unroll
+        for (int first = 0; first < BLOCK; first += 32) {
+            if (first >= keys.some) continue;
+            float(&part)[16] = reinterpret_cast<float(&)[16]>(s[first / 2]);
+            if (first + 32 > keys.all) {
+                pin(part);
+#pragma unroll
+                for (int i = 0; i < 16; ++i) {
+                    if (first + 8 * (i / 4) + i % 2 >= keys.row[i / 2 % 2]) part[i] = minus_infinity();
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 16; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], part[i]);
+        }
+        float unused[2];
+        raise(largest, scale, unused);
+#pragma unroll
+        for (int first = 0; first < BLOCK; first += 32) {
+            float(&part)[16] = reinterpret_cast<float(&)[16]>(s[first / 2]);
+            if (first < keys.some) {
+                pin(part);
+#pragma unroll
+                for (int i = 0; i < 16; ++i) part[i] = exp2_approx(fmaf(part[i], scale, -reference[i / 2 % 2]));
+            } else {
+#pragma unroll
+                for (int i = 0; i < 16; ++i) part[i] = 0.0f;
+            }
+        }
+    }
 
     // s becomes P in fp32. True if the output must be multiplied by `factor`.
     __device__ __forceinline__ bool update(Scores &s, float scale, float (&factor)[2]) {

@@ -17,7 +17,8 @@ constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
 constexpr int STAGES = 2, QUERY_STAGES = 2;
 constexpr int TILE_SLOTS = 4;  // records of tiles that some warp of the CTA still reads
-constexpr int TRANSPOSERS = 3;
+constexpr int TRANSPOSERS = 3, TRANSPOSER_KEYS = BLOCK / TRANSPOSERS;
+constexpr int PLACES = 4, MOST_BOXES = BLOCK / 8;  // blocks whose places are known, boxes of a block
 
 static_assert(DIM == 128 && FOLIO_HEAD_DIM_VO == DIM && BLOCK == 96 && CONSUMERS == 3);
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
@@ -27,7 +28,7 @@ static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CO
 constexpr u32 ROW = 128;
 constexpr u32 QUERY_BYTES = GROUP_ROWS * ROW, KEY_BYTES = BLOCK * ROW;
 constexpr u32 ONES_OFFSET = DIM * ROW, ONES_BYTES = 8 * ROW, VALUE_BYTES = ONES_OFFSET + ONES_BYTES;
-constexpr u32 SUM_BYTES = GROUP_ROWS * DIM * 4;
+constexpr u32 WARP_SUM_BYTES = GROUP_ROWS / 4 * DIM * 4;
 
 // Offsets in shared memory. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERIES = 0;
@@ -35,18 +36,20 @@ constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 constexpr u32 RAW_VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 VALUES = RAW_VALUES + STAGES * KEY_BYTES;
 constexpr u32 SUMS = VALUES + STAGES * VALUE_BYTES;  // of finished stretches of keys, fp32
-constexpr u32 TILES = SUMS + CONSUMERS * SUM_BYTES;
+constexpr u32 TILES = SUMS + 4 * CONSUMERS * WARP_SUM_BYTES;
 constexpr u32 TILE_FULL = TILES + 56 * TILE_SLOTS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
 constexpr u32 QUERY_FULL = TILE_READ + 8 * TILE_SLOTS;
 constexpr u32 QUERY_EMPTY = QUERY_FULL + 8 * QUERY_STAGES;
 constexpr u32 KEY_FULL = QUERY_EMPTY + 8 * QUERY_STAGES;
 constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES;
-constexpr u32 RAW_FULL = KEY_EMPTY + 8 * STAGES;
-constexpr u32 RAW_EMPTY = RAW_FULL + 8 * STAGES;
-constexpr u32 VALUE_FULL = RAW_EMPTY + 8 * STAGES;
+constexpr u32 RAW_FULL = KEY_EMPTY + 8 * STAGES;  // of each transposing warp
+constexpr u32 VALUE_FULL = RAW_FULL + 8 * STAGES * TRANSPOSERS;
 constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
-static_assert(VALUE_EMPTY + 8 * STAGES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
+constexpr u32 PLACE_FULL = VALUE_EMPTY + 8 * STAGES;
+constexpr u32 PLACE_READ = PLACE_FULL + 8 * PLACES;
+constexpr u32 PLACE_RECORDS = PLACE_READ + 8 * PLACES;
+static_assert(PLACE_RECORDS + 52 * PLACES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers: one register.
 template <u32 DEPTH>
@@ -91,6 +94,18 @@ static_assert(sizeof(Tile) == 56);
 __device__ __forceinline__ Tile *shared_tiles() {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     return reinterpret_cast<Tile *>(shared_bytes + TILES);
+}
+
+// Where the boxes of a block are, counted as the maps count.
+struct Place {
+    int group[MOST_BOXES];
+    u32 head;
+};
+static_assert(sizeof(Place) == 52);
+
+__device__ __forceinline__ Place *shared_places() {
+    extern __shared__ __align__(1024) u8 shared_bytes[];
+    return reinterpret_cast<Place *>(shared_bytes + PLACE_RECORDS);
 }
 
 // A tile that sees no key still takes one step, of nothing but masked keys.

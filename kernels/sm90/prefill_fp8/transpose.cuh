@@ -1,5 +1,5 @@
 // The transposing warps of the Hopper fp8 prefill kernel. wgmma takes values in e4m3 only with their keys contiguous,
-// which no cache has: three warps turn [key][dimension] as TMA loaded it into [dimension][key].
+// which no cache has: three warps turn [key][dimension] into [dimension][key]. Each loads its third of a block by TMA.
 //
 // The order within 16 keys becomes 0 1 8 9 | 2 3 10 11 | 4 5 12 13 | 6 7 14 15. It is what a thread's accumulators of
 // Q K give as an operand without a shuffle (softmax.cuh). Of 16 dimensions the even ones come first, in rows 0 to 7,
@@ -13,7 +13,8 @@ namespace folio::prefill_fp8 {
 
 class Transposer {
 public:
-    __device__ __forceinline__ explicit Transposer(u32 shared) : shared(shared) {}
+    __device__ __forceinline__ Transposer(const FolioPrefillFp8Params &params, const TensorMap *v_map, u32 shared)
+        : params(params.attention), v_map(v_map), shared(shared) {}
 
     __device__ __forceinline__ void run() {
         Ring<TILE_SLOTS> slot;
@@ -33,32 +34,59 @@ public:
 private:
     // Computed where they are used: this warp has 32 registers.
     static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ u32 third() { return threadIdx.x / 32 - 1; }
+    __device__ __forceinline__ u32 raw_full(u32 stage) const {
+        return shared + RAW_FULL + 8 * (third() * STAGES + stage);
+    }
 
-    // One block, of which the first `keys` exist. This warp takes every third 16 keys.
+    // One block, of which the first `keys` exist.
     __device__ __forceinline__ void step(int keys) {
-        mbarrier_wait(shared + RAW_FULL + 8 * block.index(), block.parity());
+#pragma unroll 1
+        while (loads_more()) load();
         mbarrier_wait(shared + VALUE_EMPTY + 8 * block.index(), block.parity() ^ 1);
-        const u32 first = threadIdx.x / 32 - 1;
-#pragma unroll
-        for (u32 i = 0; i < BLOCK / 16; i += TRANSPOSERS) {
-            transpose(first + i, keys - static_cast<int>(16 * (first + i)));
-        }
+        mbarrier_wait(raw_full(block.index()), block.parity());
+        const u32 lane = kept(this->lane()), key = lane % 16, sixteen = third() * TRANSPOSER_KEYS / 16;
+        const u32 source =
+            shared + RAW_VALUES + block.index() * KEY_BYTES + (16 * sixteen + key) * ROW + ((lane / 16 ^ key & 7) << 4);
+        const u32 target = shared + VALUES + block.index() * VALUE_BYTES + lane * ROW + ((sixteen ^ lane & 7) << 4);
+        keys -= static_cast<int>(16 * sixteen);
+        static_assert(TRANSPOSER_KEYS == 32);
+        transpose(source, target, keys);
+        transpose(source + 16 * ROW, target ^ 1 << 4, keys - 16);
         fence_proxy_async();
         __syncwarp();
-        if (lane() == 0) {
-            mbarrier_arrive(shared + RAW_EMPTY + 8 * block.index());
-            mbarrier_arrive(shared + VALUE_FULL + 8 * block.index());
-        }
+        if (lane == 0) mbarrier_arrive(shared + VALUE_FULL + 8 * block.index());
         block.advance();
+    }
+
+    // The block itself, and the one behind it if that is known yet: its buffer is free.
+    __device__ __forceinline__ bool loads_more() const {
+        if (loaded.count != block.count + 1) return loaded.count == block.count;
+        const u32 at = loaded.count % PLACES, parity = loaded.count / PLACES % 2;
+        return __any_sync(FULL_WARP, mbarrier_test(shared + PLACE_FULL + 8 * at, parity));
+    }
+
+    // This warp's keys of a block, a box per lane. Boxes that read as zeros count in full.
+    __device__ __forceinline__ void load() {
+        const u32 at = loaded.count % PLACES, parity = loaded.count / PLACES % 2, tokens = box_tokens(params);
+        const u32 full = raw_full(loaded.index()), first = third() * TRANSPOSER_KEYS;
+        mbarrier_wait(shared + PLACE_FULL + 8 * at, parity);
+        if (lane() == 0) mbarrier_arrive_expect(full, TRANSPOSER_KEYS * ROW);
+        __syncwarp();
+        if (lane() < TRANSPOSER_KEYS / tokens) {
+            const u32 row = first + lane() * tokens;
+            const Place &place = shared_places()[at];
+            tma_load_5d(shared + RAW_VALUES + loaded.index() * KEY_BYTES + row * ROW, v_map, full, 0, 0, 0, place.head,
+                        place.group[row / tokens]);
+        }
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(shared + PLACE_READ + 8 * at);
+        loaded.advance();
     }
 
     // 16 keys in all dimensions, of which the first `keys` exist: the others become zeros, because 0 x NaN would reach the
     // output.
-    __device__ __forceinline__ void transpose(u32 sixteen, int keys) const {
-        const u32 lane = this->lane(), key = lane % 16;
-        const u32 source =
-            shared + RAW_VALUES + block.index() * KEY_BYTES + (16 * sixteen + key) * ROW + ((lane / 16 ^ key & 7) << 4);
-        const u32 target = shared + VALUES + block.index() * VALUE_BYTES + lane * ROW + ((sixteen ^ lane & 7) << 4);
+    static __device__ __forceinline__ void transpose(u32 source, u32 target, int keys) {
         u32 x[DIM / 32][4];
 #pragma unroll
         for (u32 i = 0; i < DIM / 32; ++i) ldmatrix_x4_trans(x[i], source ^ i << 5);
@@ -82,8 +110,10 @@ private:
         }
     }
 
+    const FolioAttentionParams &params;
+    const TensorMap *v_map;
     u32 shared;
-    Ring<STAGES> block;
+    Ring<STAGES> block, loaded;
 };
 
 }  // namespace folio::prefill_fp8
