@@ -16,6 +16,7 @@ fi
 python3 "$here/bench.py" "$out"
 python3 "$here/models.py" "$out"
 python3 "$here/mla.py" "$out/mla.jsonl"
+python3 "$here/mla_drafts.py" "$out/mla_drafts.jsonl"
 python3 "$here/mla_prefill.py" "$out/mla_prefill.jsonl"
 python3 "$here/projections.py" "$out/projections.jsonl"
 python3 "$here/cascade.py" "$out/cascade.jsonl"
