@@ -1,10 +1,12 @@
 """FastDeploy's ops on Folio: which signature this FastDeploy has, and putting the ops in its modules.
 
 The library folio_paddle_ops has each op in FastDeploy's signatures of several versions. They differ in the number of
-arguments or of tensors among them, so what the installed op says of its own tells which is meant. Where it says nothing,
-fastdeploy.__version__ decides.
+arguments, or of tensors among them, or in their names, so what the installed op says of its own tells which is meant:
+pybind11 writes types into a function's documentation, and registered ops have names, which FastDeploy's wrapper of both
+shows. Where an op says nothing, fastdeploy.__version__ decides.
 """
 
+import inspect
 import re
 
 import paddle
@@ -22,7 +24,7 @@ SIGNATURES = {
     "merge_prefill_decode_output": ("",),
     "get_position_ids_and_slot_mapping": ("",),
     "append_attention": ("", "_v3", "_v2"),
-    "append_attention_with_output": ("", "_v3"),
+    "append_attention_with_output": ("", "_v3", "_v2"),
     "gqa_rope_write_cache": ("", "_v2", "_v1"),
     "pre_cache_len_concat": ("", "", "_v1"),
     "flash_mask_attention": ("", "", "_v1"),
@@ -41,6 +43,16 @@ def arguments(function):
     return len(re.findall(r"\barg\d+:", stated[1])), stated[1].count("Tensor")
 
 
+def names(function):
+    """The names of a registered op's arguments, or of FastDeploy's wrapper of one; None of functions without them."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    named = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    return [parameter.name for parameter in parameters] if named else None
+
+
 def generation(version):
     """How many generations ago a FastDeploy version is: 0 now, 1 for 2.4, 2 for 2.3, 3 before. Unknown versions are new."""
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
@@ -52,15 +64,32 @@ def generation(version):
 def choose(name, installed, version):
     """The suffix of the signature that stands in for `installed`."""
     suffixes = SIGNATURES[name]
+    if arguments(installed) is not None:
+        return choose_by_types(name, installed, version)
+    if names(installed) is not None:
+        return choose_by_names(name, installed, version)
+    return suffixes[min(generation(version), len(suffixes) - 1)]
+
+
+def choose_by_types(name, installed, version):
     wanted = arguments(installed)
-    if wanted is None:
-        return suffixes[min(generation(version), len(suffixes) - 1)]
-    offered = {arguments(getattr(folio_paddle_ops, f"folio_{name}{suffix}")): suffix for suffix in suffixes}
+    offered = {arguments(getattr(folio_paddle_ops, f"folio_{name}{suffix}")): suffix for suffix in SIGNATURES[name]}
     if wanted not in offered:
         known = " or ".join(f"{count} arguments, {tensors} of them tensors" for count, tensors in sorted(offered))
         raise RuntimeError(f"FastDeploy {version} has {name} with {wanted[0]} arguments, {wanted[1]} of them tensors; Folio "
                            f"has it with {known}")
     return offered[wanted]
+
+
+def choose_by_names(name, installed, version):
+    """As many arguments, and most of them of the same name: single ones have had others from version to version."""
+    wanted = names(installed)
+    offered = {suffix: names(getattr(folio_paddle_ops, f"static_op_folio_{name}{suffix}")) for suffix in SIGNATURES[name]}
+    fitting = [suffix for suffix, own in offered.items() if len(own) == len(wanted)]
+    if not fitting:
+        known = " or ".join(str(count) for count in sorted({len(own) for own in offered.values()}))
+        raise RuntimeError(f"FastDeploy {version} has {name} with {len(wanted)} arguments; Folio has it with {known}")
+    return max(fitting, key=lambda suffix: sum(a == b for a, b in zip(wanted, offered[suffix])))
 
 
 def op(name, suffix=""):

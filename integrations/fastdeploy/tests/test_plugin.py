@@ -107,7 +107,8 @@ def test_a_preferred_backend_of_triton_functions_is_replaced_whole(load):
     ("get_block_shape_and_split_kv_block", (19, 15), ""), ("get_block_shape_and_split_kv_block", (19, 14), "_v2"),
     ("get_block_shape_and_split_kv_block", (12, 7), "_v1"), ("multi_head_latent_attention", (45, 34), "_v1"),
     ("prefill_mla_write_cache", (10, 8), "_v1"), ("append_attention", (54, 36), ""), ("append_attention", (53, 36), "_v3"),
-    ("append_attention", (54, 37), "_v2"), ("append_attention_with_output", (54, 37), "_v3"),
+    ("append_attention", (52, 36), "_v2"), ("append_attention_with_output", (54, 37), "_v3"),
+    ("append_attention_with_output", (55, 37), ""), ("append_attention_with_output", (53, 37), "_v2"),
     ("gqa_rope_write_cache", (31, 26), "_v2"), ("gqa_rope_write_cache", (28, 24), "_v1"),
     ("pre_cache_len_concat", (4, 2), "_v1"), ("flash_mask_attention", (11, 8), ""), ("flash_mask_attention", (14, 8), "_v1"),
 ])
@@ -115,6 +116,38 @@ def test_signatures_are_found_by_their_arguments(load, name, counts, suffix):
     load()
     ops, gpu = module("folio_fastdeploy.ops"), module("fastdeploy.model_executor.ops.gpu")
     assert ops.choose(name, gpu.compiled(name, *counts), "0.0.0") == suffix
+
+
+LENGTHS = "seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, "
+TILES = ("encoder_batch_ids, encoder_tile_ids_per_batch, encoder_num_blocks_x_cpu, kv_batch_ids, kv_tile_ids_per_batch, "
+         "kv_num_blocks_x_cpu, ")
+BLOCKS = "encoder_block_shape_q, decoder_block_shape_q, group_size, block_size"
+
+
+@pytest.mark.parametrize("name, parameters, suffix", [
+    ("get_block_shape_and_split_kv_block", LENGTHS + "decoder_batch_ids, decoder_tile_ids_per_batch, decoder_num_blocks_cpu, "
+     "decoder_num_blocks_device, decoder_chunk_size_device, max_len_tensor_cpu, " + TILES + BLOCKS, ""),
+    ("get_block_shape_and_split_kv_block", LENGTHS + "decoder_batch_ids, decoder_tile_ids_per_batch, decoder_num_blocks_x_cpu, "
+     "max_len_tensor_cpu, " + TILES + "max_len_kv_cpu, " + BLOCKS + ", decoder_step_token_num", "_v2"),
+    ("get_block_shape_and_split_kv_block", LENGTHS + "decoder_batch_ids, decoder_tile_ids_per_batch, decoder_num_blocks_x_cpu, "
+     "max_len_tensor_cpu, " + BLOCKS + ", decoder_step_token_num", "_v1"),
+    ("pre_cache_len_concat", LENGTHS + "max_dec_len, block_size", ""),
+    ("pre_cache_len_concat", "seq_lens_decoder, seq_lens_this_time, max_dec_len, block_size", "_v1"),
+    ("flash_mask_attention", "q_input, k_input, v_input, cu_seq_q, cu_seq_k, seq_len_encoder, attn_out, mask, head_num, "
+     "kv_head_num, head_dim, max_seq_len, max_enc_len_this_time, max_dec_len_this_time", "_v1"),
+])
+def test_signatures_are_found_by_the_names_that_a_wrapper_shows(load, name, parameters, suffix):
+    """Two of one length too, and where single arguments have other names than Folio's."""
+    load()
+    ops, gpu = module("folio_fastdeploy.ops"), module("fastdeploy.model_executor.ops.gpu")
+    assert ops.choose(name, gpu.wrapped(gpu.compiled(name, 1, 1), parameters), "0.0.0") == suffix
+
+
+def test_a_wrapper_of_an_unknown_signature_is_refused(load):
+    load()
+    ops, gpu = module("folio_fastdeploy.ops"), module("fastdeploy.model_executor.ops.gpu")
+    with pytest.raises(RuntimeError, match="FastDeploy 9.9 has pre_cache_len_concat with 3 arguments; Folio has it with 4 or 5"):
+        ops.choose("pre_cache_len_concat", gpu.wrapped(gpu.compiled("pre_cache_len_concat", 5, 3), "a, b, c"), "9.9")
 
 
 def test_every_signature_is_there_for_static_graphs_too(load):
@@ -133,7 +166,8 @@ def test_signatures_are_found_by_version_otherwise(load, version, suffix):
     assert ops.choose("get_block_shape_and_split_kv_block", lambda *args: None, version) == suffix
     assert ops.choose("merge_prefill_decode_output", lambda *args: None, version) == ""
     appended = {"2.1.0": "_v2", "2.2.1": "_v2", "2.3.0": "_v2", "2.4.0": "_v3"}.get(version, "")
-    assert ops.choose("append_attention", lambda *args: None, version) == appended
+    for name in ("append_attention", "append_attention_with_output"):
+        assert ops.choose(name, lambda *args: None, version) == appended
 
 
 def test_an_unknown_signature_is_refused_before_anything_is_replaced(load, monkeypatch, caplog):

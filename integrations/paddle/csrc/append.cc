@@ -60,8 +60,8 @@ Tensor append(const Append &op, Tensor *out)
 
 }  // namespace
 
-// The list of append_attention's arguments up to its attributes; FastDeploy's two variants and the older signatures
-// differ in what stands after set_max_lengths, and in sink_size at the end.
+// The lists of append_attention's arguments. FastDeploy's two variants and the older signatures differ in what stands
+// after set_max_lengths, in sinks behind the optional ones, and in sliding_window and sink_size at the end.
 #define FOLIO_APPEND_TENSORS                                                                                             \
     const Tensor &qkv, const Tensor &key_cache, const Tensor &value_cache, const Tensor &seq_lens_encoder,               \
         const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time, const Tensor &batch_id_per_token,              \
@@ -76,12 +76,13 @@ Tensor append(const Append &op, Tensor *out)
         const OptionalTensor &cache_v_dequant_scales, const OptionalTensor &cache_k_zp, const OptionalTensor &cache_v_zp, \
         const OptionalTensor &out_linear_shifts, const OptionalTensor &out_linear_smooths,                               \
         const OptionalTensor &mask_offset, const OptionalTensor &kv_signal_data, const OptionalTensor &q_norm_weight,    \
-        const OptionalTensor &k_norm_weight, const OptionalTensor &sinks, const float rms_norm_eps,                      \
-        const std::string &compute_dtype, const std::string &cache_quant_type, const bool use_neox_rotary_style,         \
-        const bool rope_3d, const int max_input_length, const float quant_max_bound, const float quant_min_bound,        \
-        const float out_linear_in_scale, const int encoder_block_shape_q, const int decoder_block_shape_q,               \
-        const int max_partition_size, const int encoder_max_partition_size, const int speculate_max_draft_token_num,     \
-        const bool causal, const bool speculate_decoder, const int sliding_window
+        const OptionalTensor &k_norm_weight
+#define FOLIO_APPEND_NUMBERS                                                                                             \
+    const float rms_norm_eps, const std::string &compute_dtype, const std::string &cache_quant_type,                     \
+        const bool use_neox_rotary_style, const bool rope_3d, const int max_input_length, const float quant_max_bound,   \
+        const float quant_min_bound, const float out_linear_in_scale, const int encoder_block_shape_q,                   \
+        const int decoder_block_shape_q, const int max_partition_size, const int encoder_max_partition_size,             \
+        const int speculate_max_draft_token_num, const bool causal, const bool speculate_decoder
 // Tile lists, maxima and partition sizes are of FastDeploy's kernels; the quantising scales are one over the others.
 #define FOLIO_APPEND_OP                                                                                                  \
     (void)batch_id_per_token, (void)encoder_batch_ids, (void)encoder_tile_ids_per_batch, (void)encoder_num_blocks,       \
@@ -96,36 +97,53 @@ Tensor append(const Append &op, Tensor *out)
                     kv_signal_data, q_norm_weight, k_norm_weight, sinks, rms_norm_eps, compute_dtype, cache_quant_type,  \
                     use_neox_rotary_style, rope_3d, out_linear_in_scale, causal, sliding_window, sink_size}
 
-std::vector<Tensor> append_attention(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS, const int sink_size)
+std::vector<Tensor> append_attention(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS, const OptionalTensor &sinks,
+                                     FOLIO_APPEND_NUMBERS, const int sliding_window, const int sink_size)
 {
     FOLIO_APPEND_OP;
     return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
 }
 
-std::vector<Tensor> append_attention_v3(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS)
+std::vector<Tensor> append_attention_v3(FOLIO_APPEND_TENSORS, FOLIO_APPEND_OPTIONS, const OptionalTensor &sinks,
+                                        FOLIO_APPEND_NUMBERS, const int sliding_window)
 {
     const int sink_size = 0;
     FOLIO_APPEND_OP;
     return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
 }
 
-std::vector<Tensor> append_attention_v2(FOLIO_APPEND_TENSORS, const Tensor &max_len_kv, FOLIO_APPEND_OPTIONS)
+std::vector<Tensor> append_attention_v2(FOLIO_APPEND_TENSORS, const Tensor &max_len_kv, FOLIO_APPEND_OPTIONS,
+                                        FOLIO_APPEND_NUMBERS)
 {
     (void)max_len_kv;
-    const int sink_size = 0;
+    const OptionalTensor sinks;
+    const int sliding_window = 0, sink_size = 0;
     FOLIO_APPEND_OP;
     return guarded("append_attention", [&]() -> std::vector<Tensor> { return {append(op, nullptr)}; });
 }
 
-void append_attention_with_output(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS, const int sink_size)
+void append_attention_with_output(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS,
+                                  const OptionalTensor &sinks, FOLIO_APPEND_NUMBERS, const int sliding_window,
+                                  const int sink_size)
 {
     FOLIO_APPEND_OP;
     guarded("append_attention_with_output", [&] { append(op, &fmha_out); });
 }
 
-void append_attention_with_output_v3(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS)
+void append_attention_with_output_v3(FOLIO_APPEND_TENSORS, Tensor &fmha_out, FOLIO_APPEND_OPTIONS,
+                                     const OptionalTensor &sinks, FOLIO_APPEND_NUMBERS, const int sliding_window)
 {
     const int sink_size = 0;
+    FOLIO_APPEND_OP;
+    guarded("append_attention_with_output", [&] { append(op, &fmha_out); });
+}
+
+void append_attention_with_output_v2(FOLIO_APPEND_TENSORS, const Tensor &max_len_kv, Tensor &fmha_out,
+                                     FOLIO_APPEND_OPTIONS, FOLIO_APPEND_NUMBERS)
+{
+    (void)max_len_kv;
+    const OptionalTensor sinks;
+    const int sliding_window = 0, sink_size = 0;
     FOLIO_APPEND_OP;
     guarded("append_attention_with_output", [&] { append(op, &fmha_out); });
 }
@@ -238,9 +256,12 @@ void bind_append(pybind11::module_ &module)
 {
     module.def("folio_append_attention", &append_attention, "Bias, RoPE, norms, cache write and attention.");
     module.def("folio_append_attention_v3", &append_attention_v3, "Without sink_size.");
-    module.def("folio_append_attention_v2", &append_attention_v2, "With max_len_kv.");
+    module.def("folio_append_attention_v2", &append_attention_v2,
+               "With max_len_kv; without sinks and sliding_window.");
     module.def("folio_append_attention_with_output", &append_attention_with_output, "Into a tensor of the caller's.");
     module.def("folio_append_attention_with_output_v3", &append_attention_with_output_v3, "Without sink_size.");
+    module.def("folio_append_attention_with_output_v2", &append_attention_with_output_v2,
+               "With max_len_kv; without sinks and sliding_window.");
     module.def("folio_gqa_rope_write_cache", &gqa_rope_write_cache, "RoPE, cache write, and keys with their past.");
     module.def("folio_gqa_rope_write_cache_v2", &gqa_rope_write_cache_v2, "Without the style of RoPE.");
     module.def("folio_gqa_rope_write_cache_v1", &gqa_rope_write_cache_v1, "Without norms.");
@@ -281,27 +302,26 @@ Types no_types(const Types &, const std::vector<Types> &, const Attributes &) { 
         paddle::Optional("cache_v_quant_scales"), paddle::Optional("cache_k_dequant_scales"),                            \
         paddle::Optional("cache_v_dequant_scales"), paddle::Optional("cache_k_zp"), paddle::Optional("cache_v_zp"),      \
         paddle::Optional("out_linear_shifts"), paddle::Optional("out_linear_smooths"), paddle::Optional("mask_offset"),  \
-        paddle::Optional("kv_signal_data"), paddle::Optional("q_norm_weight"), paddle::Optional("k_norm_weight"),        \
-        paddle::Optional("sinks")
+        paddle::Optional("kv_signal_data"), paddle::Optional("q_norm_weight"), paddle::Optional("k_norm_weight")
 #define FOLIO_APPEND_ATTRIBUTES                                                                                          \
     "rms_norm_eps: float", "compute_dtype: std::string", "cache_quant_type: std::string", "use_neox_rotary_style: bool", \
         "rope_3d: bool", "max_input_length: int", "quant_max_bound: float", "quant_min_bound: float",                    \
         "out_linear_in_scale: float", "encoder_block_shape_q: int", "decoder_block_shape_q: int",                        \
         "max_partition_size: int", "encoder_max_partition_size: int", "speculate_max_draft_token_num: int",              \
-        "causal: bool", "speculate_decoder: bool", "sliding_window: int"
+        "causal: bool", "speculate_decoder: bool"
 
 PD_BUILD_OP(static_op_folio_append_attention)
-    .Inputs({FOLIO_APPEND_INPUTS, FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Inputs({FOLIO_APPEND_INPUTS, FOLIO_APPEND_OPTIONAL_INPUTS, paddle::Optional("sinks")})
     .Outputs({"fmha_out"})
-    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sink_size: int"})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sliding_window: int", "sink_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::append_attention))
     .SetInferShapeFn(folio_paddle::append_shape)
     .SetInferDtypeFn(folio_paddle::first_type);
 
 PD_BUILD_OP(static_op_folio_append_attention_v3)
-    .Inputs({FOLIO_APPEND_INPUTS, FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Inputs({FOLIO_APPEND_INPUTS, FOLIO_APPEND_OPTIONAL_INPUTS, paddle::Optional("sinks")})
     .Outputs({"fmha_out"})
-    .Attrs({FOLIO_APPEND_ATTRIBUTES})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sliding_window: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_v3))
     .SetInferShapeFn(folio_paddle::append_shape)
     .SetInferDtypeFn(folio_paddle::first_type);
@@ -315,20 +335,29 @@ PD_BUILD_OP(static_op_folio_append_attention_v2)
     .SetInferDtypeFn(folio_paddle::first_type);
 
 PD_BUILD_OP(static_op_folio_append_attention_with_output)
-    .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS, paddle::Optional("sinks")})
     .Outputs({"fmha_out_"})
     .SetInplaceMap({{"fmha_out", "fmha_out_"}})
-    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sink_size: int"})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sliding_window: int", "sink_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_with_output))
     .SetInferShapeFn(folio_paddle::no_shapes)
     .SetInferDtypeFn(folio_paddle::no_types);
 
 PD_BUILD_OP(static_op_folio_append_attention_with_output_v3)
-    .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS})
+    .Inputs({FOLIO_APPEND_INPUTS, "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS, paddle::Optional("sinks")})
+    .Outputs({"fmha_out_"})
+    .SetInplaceMap({{"fmha_out", "fmha_out_"}})
+    .Attrs({FOLIO_APPEND_ATTRIBUTES, "sliding_window: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_with_output_v3))
+    .SetInferShapeFn(folio_paddle::no_shapes)
+    .SetInferDtypeFn(folio_paddle::no_types);
+
+PD_BUILD_OP(static_op_folio_append_attention_with_output_v2)
+    .Inputs({FOLIO_APPEND_INPUTS, "max_len_kv", "fmha_out", FOLIO_APPEND_OPTIONAL_INPUTS})
     .Outputs({"fmha_out_"})
     .SetInplaceMap({{"fmha_out", "fmha_out_"}})
     .Attrs({FOLIO_APPEND_ATTRIBUTES})
-    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_with_output_v3))
+    .SetKernelFn(PD_KERNEL(folio_paddle::append_attention_with_output_v2))
     .SetInferShapeFn(folio_paddle::no_shapes)
     .SetInferDtypeFn(folio_paddle::no_types);
 

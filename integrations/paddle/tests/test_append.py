@@ -76,18 +76,19 @@ class Layer:
                                                 None if offsets is None else offsets[rows], sink_size)
         return out.reshape(step.num_tokens, -1)
 
-    def arguments(self, *, extra=(), quant="none", scales=(None, None), zero_points=(None, None), sinks=None,
+    def arguments(self, *, version="", extra=(), quant="none", scales=(None, None), zero_points=(None, None), sinks=None,
                   mask=None, mask_offset=None, signal=None, rope_3d=False, in_scale=-1.0, causal=True, window=0, sink_size=0):
         """
         As FastDeploy passes them; scalars in CPU tensors are zeros, as stale ones of a graph's replay may be. Older signatures
-        end without sink_size: None.
+        end without sink_size (_v3), and before that without sinks and windows, but with max_len_kv (_v2).
         """
         batch_ids, cu, table = self.step.tensors()
         one = tensor([0])
+        older, oldest = version in ("_v3", "_v2"), version == "_v2"
         return [self.qkv, self.k_cache, self.v_cache, *self.step.lengths(), batch_ids, cu, table, *[one] * 9, tensor([0] * 6),
-                *extra, self.rotary_embs, mask, self.bias, None, None, None, *scales, *zero_points, None, None, mask_offset,
-                signal, *self.norms, sinks, EPS, COMPUTE[self.dtype], quant, self.neox, rope_3d, 128, 448.0, -448.0,
-                in_scale, 64, 16, 1024, 32768, 3, causal, True, window, *([] if sink_size is None else [sink_size])]
+                *([one] if oldest else []), *extra, self.rotary_embs, mask, self.bias, None, None, None, *scales, *zero_points, None, None, mask_offset,
+                signal, *self.norms, *([] if oldest else [sinks]), EPS, COMPUTE[self.dtype], quant, self.neox, rope_3d, 128, 448.0, -448.0,
+                in_scale, 64, 16, 1024, 32768, 3, causal, True, *([] if oldest else [window]), *([] if older else [sink_size])]
 
 
 def close(actual, expected, dtype):
@@ -156,13 +157,12 @@ def test_quantised_caches_beside_norms_and_16_bits(dtype, quant):
     close(out, layer.attended(caches=format.decoded(layer)), dtype)
 
 
-def test_older_signatures(op):
-    """Without sink_size; and before that with max_len_kv."""
-    for version, extra in (("_v3", []), ("_v2", [tensor([0])])):
-        layer = Layer(Step(MIXED))
-        close(op("append_attention" + version)(*layer.arguments(extra=extra, sink_size=None))[0], layer.attended(), "float32")
+@pytest.mark.parametrize("version", ["_v3", "_v2"])
+def test_older_signatures(op, version):
+    layer = Layer(Step(MIXED))
+    close(op("append_attention" + version)(*layer.arguments(version=version))[0], layer.attended(), "float32")
     out = paddle.zeros([layer.step.num_tokens, layer.heads * layer.dim])
-    op("append_attention_with_output_v3")(*layer.arguments(extra=[out], sink_size=None))
+    op("append_attention_with_output" + version)(*layer.arguments(version=version, extra=[out]))
     close(out, layer.attended(), "float32")
 
 

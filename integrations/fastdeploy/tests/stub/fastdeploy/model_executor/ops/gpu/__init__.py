@@ -1,4 +1,9 @@
-"""Compiled ops, as pybind11 documents them. They only say that they were called."""
+"""
+Compiled ops, as pybind11 documents them. They only say that they were called. FastDeploy wraps those that are registered
+ops too; here these are the ones of a step.
+"""
+
+import functools
 
 #: Arguments, and how many of them are tensors.
 OPS = {
@@ -21,4 +26,21 @@ def compiled(name, arguments, tensors):
     return function
 
 
+def wrapped(compiled_op, parameters):
+    """As FastDeploy's wrapper: it calls the compiled op, and shows the registered one's parameters."""
+    registered = eval(f"lambda {parameters}: None")
+
+    @functools.wraps(registered)
+    def unified(*args):
+        return compiled_op(*args)
+
+    return unified
+
+
 globals().update({name: compiled(name, *counts) for name, counts in OPS.items()})
+
+LENGTHS = "seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, "
+pre_cache_len_concat = wrapped(pre_cache_len_concat, LENGTHS + "max_dec_len, block_size")
+get_position_ids_and_slot_mapping = wrapped(
+    get_position_ids_and_slot_mapping,
+    LENGTHS + "batch_id_per_token, block_tables, position_ids, slot_mapping, block_size")
