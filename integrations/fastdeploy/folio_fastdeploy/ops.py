@@ -106,19 +106,33 @@ def op(name, suffix=""):
     return call
 
 
-def flash_attention_v3_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, causal=False,
-                              softmax_scale=None):
-    """Paddle's function of this name, which returns a tuple. The maxima are not needed: lengths are read where they are."""
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    return folio_paddle_ops.folio_flash_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
+def refuse(function, **options):
+    """Refuses options of Paddle's functions that Folio's have no code for. None, 0 and a window without ends ask for nothing."""
+    for name, value in options.items():
+        asked = tuple(value) if isinstance(value, list) else value
+        if isinstance(asked, paddle.Tensor) or asked not in (None, 0, (-1, -1)):
+            shown = "given" if isinstance(asked, paddle.Tensor) else asked
+            raise ValueError(f"{function}: {name} is {shown}, which has no code on Folio; Paddle's default is accepted")
 
 
-def flash_attn_unpadded(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, dropout=0.0, causal=False,
-                        return_softmax=False, *, training=True):
-    """Paddle's function of this name, for inference."""
-    if return_softmax or (training and dropout != 0.0):
-        raise ValueError("flash_attn_unpadded: return_softmax and dropout have no code on Folio; False and 0 are accepted")
-    return folio_paddle_ops.folio_flash_attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
+def flash_attention_v3_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
+                              seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
+                              v_descale=None, window_size=(-1, -1), softcap=0.0, num_splits=1, pack_gqa=None, sm_margin=0):
+    """
+    Paddle's function of this name, which returns a tuple. The maxima are not needed: lengths are read where they are. The
+    last three arguments say how to compute, and not what.
+    """
+    refuse("flash_attention_v3_varlen", seqused_q=seqused_q, seqused_k=seqused_k, qv=qv, q_descale=q_descale,
+           k_descale=k_descale, v_descale=v_descale, window_size=window_size, softcap=softcap)
+    scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    return folio_paddle_ops.folio_flash_attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
+
+
+def flash_attn_unpadded(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, dropout=0.0,
+                        causal=False, return_softmax=False, fixed_seed_offset=None, rng_name="", training=True, name=None):
+    """Paddle's function of this name, for inference. Seeds are of dropout."""
+    refuse("flash_attn_unpadded", return_softmax=return_softmax, dropout=dropout if training else 0)
+    return folio_paddle_ops.folio_flash_attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
 
 
 def merge_rows_with_a_past(encoder_res, decoder_res, seq_lens_encoder, *more):

@@ -1,7 +1,7 @@
 """FastDeploy's MLA: the shapes of its caches, an op under another name, and Paddle's ragged attention."""
 
 from fastdeploy.model_executor.ops.gpu import multi_head_latent_attention as multi_head_latent_attention_cuda
-from paddle.nn.functional.flash_attention import flash_attn_unpadded
+from paddle.nn.functional.flash_attention import flash_attention_v3_varlen, flash_attn_unpadded
 
 from .base_attention_backend import AttentionBackend
 
