@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #ifdef PADDLE_WITH_CUDA
 #include "paddle/phi/backends/gpu/gpu_info.h"
@@ -161,19 +162,20 @@ AllTiles cut(const Step &step, const Tensor &like, int encoder_block_shape_q, in
              int block_size)
 {
     require(block_size > 0, "block_size is " + std::to_string(block_size) + "; 1 or more is accepted");
+    // The blocks that prompts write to, from the one in which their cached context ends.
+    Tiles kv = tiles_of(step, [&](int32_t e, int32_t d, int32_t) { return e > 0 ? ceil_div(e + d % block_size, block_size) : 0; });
     // MLA backends have no block shapes, or say -1.
     if (folio_backend::keeps_latent_cache() || (encoder_block_shape_q < 0 && decoder_block_shape_q < 0)) {
         const int32_t chunk = latent_chunk(step, block_size, num_sms(like));
         return {tiles_of(step, [&](int32_t e, int32_t d, int32_t t) { return ceil_div(decode_keys(e, d, t), chunk); }),
-                Tiles({}), Tiles({}), chunk};
+                Tiles({}), std::move(kv), chunk};
     }
     require(encoder_block_shape_q > 0 && decoder_block_shape_q > 0 && group_size > 0,
             "encoder_block_shape_q, decoder_block_shape_q and group_size are above 0 for caches of keys and values, or both "
             "block shapes are -1 for latent caches");
     return {tiles_of(step, [&](int32_t e, int32_t, int32_t t) { return e > 0 ? 0 : ceil_div(int64_t{t} * group_size, decoder_block_shape_q); }),
             tiles_of(step, [&](int32_t e, int32_t, int32_t) { return ceil_div(int64_t{e} * group_size, encoder_block_shape_q); }),
-            tiles_of(step, [&](int32_t e, int32_t d, int32_t) { return e > 0 ? ceil_div(e + d % block_size, block_size) : 0; }),
-            block_size};
+            std::move(kv), block_size};
 }
 
 /** Work items of FastDeploy's decode kernels: four numbers each, request, key head, chunk of keys, tile of 16 queries. */

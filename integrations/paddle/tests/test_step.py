@@ -109,22 +109,28 @@ import paddle; paddle.set_device("cpu")
 import folio_paddle_ops as ops
 t = lambda v: paddle.to_tensor(v, dtype="int32")
 ids, tile_ids, count, device_count, chunk, maxima = t([0]*200), t([0]*200), t([9]), t([9]), t([9]), t([0]*6)
-one = lambda: t([9])
+unused, kv_ids, kv_tile_ids, kv_count = t([9]), t([9]*4), t([9]*4), t([9])
 ops.folio_get_block_shape_and_split_kv_block(
-    t([0, 0, 5, 0]), t([4095, 4095, 0, 8191]), t([1, 1, 5, 1]), ids, tile_ids, count, device_count, chunk, maxima,
-    one(), one(), one(), one(), one(), one(), {shape}, {shape}, 16, 64)
+    t([0, 0, 130, 0]), t([4095, 4095, 100, 8191]), t([1, 1, 130, 1]), ids, tile_ids, count, device_count, chunk, maxima,
+    unused, unused, unused, kv_ids, kv_tile_ids, kv_count, {shape}, {shape}, {group}, 64)
 n = count.item()
 print(chunk.item(), n, sorted(set(ids.numpy()[:n].tolist())), tile_ids.numpy()[:3].tolist())
+print(kv_count.item(), kv_ids.numpy().tolist(), kv_tile_ids.numpy().tolist())
 """
 
 
-@pytest.mark.parametrize("backend, shape", [("MLA_ATTN", 64), ("TRITON_MLA_ATTN", -1), ("", -1)])
-def test_tiles_of_mla(backend, shape):
-    """The chunk of §8.1's example: 4096, 4096 and 8192 keys on 132 SMs are 128 work items of 128 keys; prompts have none."""
+@pytest.mark.parametrize("backend, shape, group", [("MLA_ATTN", 64, 16), ("TRITON_MLA_ATTN", -1, 16), ("", -1, -1)])
+def test_tiles_of_mla(backend, shape, group):
+    """
+    The chunk of §8.1's example: 4096, 4096 and 8192 keys on 132 SMs are 128 work items of 128 keys; prompts have none. They
+    have tiles of keys, which begin with the block that their cached context ends in. Newer backends pass one tensor for all
+    that MLA does not use.
+    """
     environment = {**os.environ, "FD_ATTENTION_BACKEND": backend}
-    run = subprocess.run([sys.executable, "-c", MLA_SCRIPT.format(shape=shape)], env=environment, capture_output=True, text=True)
+    script = MLA_SCRIPT.format(shape=shape, group=group)
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "128 128 [0, 1, 3] [0, 1, 2]"
+    assert run.stdout.splitlines()[-2:] == ["128 128 [0, 1, 3] [0, 1, 2]", "3 [2, 2, 2, 9] [0, 1, 2, 9]"]
 
 
 def test_too_little_room_for_tiles_is_refused():
