@@ -41,6 +41,8 @@ class FolioBackend(AttentionBackend):
     """What both backends have in common."""
 
     __infer_dynamic_dims_fields__ = ["attention_metadata"]
+    #: Newer runners put prompts and decodes apart for backends that ask for it.
+    enable_ids_reorder = False
 
     def __init__(self, fd_config, kv_num_heads, num_heads, head_dim, encoder_block_shape_q=-1, decoder_block_shape_q=-1):
         AttentionBackend.__init__(self)
@@ -98,7 +100,7 @@ class FolioAttentionBackend(FolioBackend):
     def __init__(self, fd_config, *args, **kwargs):
         super().__init__(fd_config, *args, **kwargs)
         model = fd_config.model_config
-        self.rope_3d = bool(getattr(model, "rope_3d", False) or getattr(model, "use_3d_rope", False))
+        self.rope_3d = rotates_by_three_axes(fd_config)
         self.window_size = getattr(model, "window_size", 0)
         for name in ("sink_size", "head_wise_swa_ratio"):
             if getattr(model, name, 0):
@@ -148,7 +150,8 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
         self.awaited = None  # the layer whose call with k=None has to come
         ops.replace_merge()
         # The scale of the heads before absorption, with YaRN's factor where the model has it.
-        self.softmax_scale = (model.qk_nope_head_dim + model.qk_rope_head_dim) ** -0.5 * yarn_mscale(model.rope_scaling) ** 2
+        self.softmax_scale = (model.qk_nope_head_dim + model.qk_rope_head_dim) ** -0.5 * yarn_mscale(
+            getattr(model, "rope_scaling", None)) ** 2
 
     def get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type=None):
         """Those of FastDeploy's MLA backend: one shape, or two, as its version has it."""
@@ -225,6 +228,15 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
         request = paddle.searchsorted(meta.cu_seqlens_q[1:], token, right=True)
         rows = paddle.concat([fresh, paddle.zeros([1], dtype="bool")])[request]
         return paddle.where(rows[:, None, None], out, paddle.zeros_like(out))
+
+
+def rotates_by_three_axes(fd_config):
+    """Newer configurations say whether it is so in this run, older ones whether the model can. Draft models never do."""
+    model = fd_config.model_config
+    if getattr(fd_config.speculative_config, "model_type", "main") != "main":
+        return False
+    in_force = getattr(fd_config, "enable_rope_3d_runtime", None)
+    return bool(getattr(model, "rope_3d", False) or getattr(model, "use_3d_rope", False) if in_force is None else in_force)
 
 
 def yarn_mscale(rope_scaling):

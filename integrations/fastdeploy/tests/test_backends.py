@@ -102,6 +102,28 @@ def test_scale_with_yarn(load):
     assert 192 ** -0.5 * yarn_mscale({"factor": 40, "mscale_all_dim": 1}) ** 2 == pytest.approx(0.1352337788608801, rel=1e-12)
 
 
+def test_models_without_scaled_rope(load):
+    """Configurations of some models have no such attribute."""
+    made = config(head_dim=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=24)
+    del made.model_config.rope_scaling
+    backend = load(FD_ATTENTION_BACKEND="FOLIO_MLA_ATTN").backend()(made, 1, 3, 32)
+    assert backend.softmax_scale == pytest.approx(32 ** -0.5)
+
+
+@pytest.mark.parametrize("model, run, model_type, expected", [
+    ({}, None, "main", False), ({"rope_3d": True}, None, "main", True), ({"use_3d_rope": True}, None, "main", True),
+    ({"rope_3d": True}, False, "main", False), ({}, True, "main", True), ({"rope_3d": True}, True, "mtp", False),
+])
+def test_rope_of_three_axes_is_as_the_configuration_says(load, model, run, model_type, expected):
+    """Older ones say it of the model, newer ones of this run; draft models have none. The op refuses it."""
+    made = config(head_dim=32, **model)
+    made.speculative_config.model_type = model_type
+    if run is not None:
+        made.enable_rope_3d_runtime = run
+    backend = load(FD_ATTENTION_BACKEND="FOLIO_ATTN").backend()(made, 2, 6, 32)
+    assert backend.rope_3d is expected and backend.enable_ids_reorder is False
+
+
 class MlaLayer:
     """Weights and new tokens of an MLA layer, run as FastDeploy's models run it."""
 
