@@ -1,5 +1,10 @@
 """vLLM's op signatures against the formula in float64, and what they refuse."""
 
+import ast
+import inspect
+from importlib.util import find_spec
+from pathlib import Path
+
 import folio
 import oracle
 import pytest
@@ -385,3 +390,26 @@ def test_unknown_cache_types_are_refused():
     key, cache = torch.randn(1, KV_HEADS, DIM), torch.zeros(2, BLOCKS, BLOCK, KV_HEADS, DIM)
     with pytest.raises(NotImplementedError, match="kv_cache_dtype is 'int8'"):
         vllm_ops.reshape_and_cache_flash(key, key, *cache, torch.tensor([0]), "int8", ONE, ONE)
+
+
+def functions(path):
+    """The parameters of a module's functions, with the source of their defaults. The module is read, not imported."""
+    found = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            names, defaults = [argument.arg for argument in node.args.args], [*map(ast.unparse, node.args.defaults)]
+            found[node.name] = [*zip(names, [None] * (len(names) - len(defaults)) + defaults)]
+    return found
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM to compare with")
+def test_signatures_are_those_of_the_installed_vllm():
+    """Names, order and defaults; `copy_blocks` is of versions before 0.32, and `fa_version` has a name for its default."""
+    vllm = Path(find_spec("vllm").origin).parent
+    theirs = functions(vllm / "_custom_ops.py") | functions(vllm / "vllm_flash_attn/flash_attn_interface.py")
+    ours = functions(Path(inspect.getsourcefile(vllm_ops)))
+    public = [name for name in ours if not name.startswith("_") and name != "copy_blocks"]
+    assert "reshape_and_cache_flash" in public and "flash_attn_varlen_func" in public
+    for name in public:
+        own = [("fa_version", "DEFAULT_FA_VERSION") if one[0] == "fa_version" else one for one in ours[name]]
+        assert own == theirs[name], name
