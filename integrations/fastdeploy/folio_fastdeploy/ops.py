@@ -85,11 +85,15 @@ def choose_by_names(name, installed, version):
     """As many arguments, and most of them of the same name: single ones have had others from version to version."""
     wanted = names(installed)
     offered = {suffix: names(getattr(folio_paddle_ops, f"static_op_folio_{name}{suffix}")) for suffix in SIGNATURES[name]}
-    fitting = [suffix for suffix, own in offered.items() if len(own) == len(wanted)]
-    if not fitting:
+    alike = {suffix: sum(a == b for a, b in zip(wanted, own)) for suffix, own in offered.items() if len(own) == len(wanted)}
+    if not alike:
         known = " or ".join(str(count) for count in sorted({len(own) for own in offered.values()}))
         raise RuntimeError(f"FastDeploy {version} has {name} with {len(wanted)} arguments; Folio has it with {known}")
-    return max(fitting, key=lambda suffix: sum(a == b for a, b in zip(wanted, offered[suffix])))
+    chosen = max(alike, key=alike.get)
+    if 2 * alike[chosen] < len(wanted):
+        raise RuntimeError(f"FastDeploy {version} has {name} with the arguments {', '.join(wanted)}; Folio has it with "
+                           f"{', '.join(offered[chosen])}")
+    return chosen
 
 
 def op(name, suffix=""):

@@ -148,6 +148,9 @@ def test_a_wrapper_of_an_unknown_signature_is_refused(load):
     ops, gpu = module("folio_fastdeploy.ops"), module("fastdeploy.model_executor.ops.gpu")
     with pytest.raises(RuntimeError, match="FastDeploy 9.9 has pre_cache_len_concat with 3 arguments; Folio has it with 4 or 5"):
         ops.choose("pre_cache_len_concat", gpu.wrapped(gpu.compiled("pre_cache_len_concat", 5, 3), "a, b, c"), "9.9")
+    moved = "max_dec_len, " + LENGTHS + "block_size"  # as many, in other places
+    with pytest.raises(RuntimeError, match="with the arguments max_dec_len, seq_lens_encoder, .*; Folio has it with seq_lens_enc"):
+        ops.choose("pre_cache_len_concat", gpu.wrapped(gpu.compiled("pre_cache_len_concat", 5, 3), moved), "9.9")
 
 
 def test_every_signature_is_there_for_static_graphs_too(load):
