@@ -131,10 +131,12 @@ private:
     __device__ __forceinline__ void publish(int group, u32 head) {
         Place &to = shared_places()[place.index()];
         mbarrier_wait(shared + PLACE_READ + 8 * place.index(), place.parity() ^ 1);
-        if (lane < MOST_BOXES) to.group[lane] = group;
         if (lane == 0) to.head = head;
+        if (lane < MOST_BOXES) {
+            to.group[lane] = group;
+            mbarrier_arrive(shared + PLACE_FULL + 8 * place.index());
+        }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(shared + PLACE_FULL + 8 * place.index());
         place.advance();
     }
 

@@ -304,7 +304,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
     }
     for (int i = 0; i < STAGES * TRANSPOSERS; ++i) mbarrier_init(shared + RAW_FULL + 8 * i, 1);
     for (int i = 0; i < PLACES; ++i) {
-        mbarrier_init(shared + PLACE_FULL + 8 * i, 1);
+        mbarrier_init(shared + PLACE_FULL + 8 * i, MOST_BOXES);  // each of the lanes that write
         mbarrier_init(shared + PLACE_READ + 8 * i, TRANSPOSERS);
     }
     mbarrier_init_fence();
