@@ -142,16 +142,19 @@ def test_append_and_decode_by_one_operator(device, how, in_place):
     caches = torch.randn(2, PAGES, PAGE, KV_HEADS, DIM)
     rope = {"positions": positions, "cos_sin_cache": cos_sin}
 
-    def two(q, key, value, k, v, slots):
+    # Views of one tensor are taken here: PyTorch 2.11 compiles wrongly what writes two arguments that are such views.
+    def two(q, key, value, caches, slots):
+        k, v = caches
         q_out = q if in_place else torch.empty_like(q)
         o = torch.empty_like(q)
         torch.ops.folio.rope_append(
             q=q, q_out=q_out, key=key, value=value, k_cache=k, v_cache=v, slot_mapping=slots, **rope
         )
         torch.ops.folio.decode(number, q=q_out, k=k, v=v, o=o, sm_scale=SCALE)
-        return q_out, k, v, o
+        return q_out, caches, o
 
-    def one(q, key, value, k, v, slots):
+    def one(q, key, value, caches, slots):
+        k, v = caches
         q_out = None if in_place else torch.empty_like(q)
         o = torch.empty_like(q)
         torch.ops.folio.decode_append_run(
@@ -167,13 +170,13 @@ def test_append_and_decode_by_one_operator(device, how, in_place):
             o=o,
             sm_scale=SCALE,
         )
-        return q if in_place else q_out, k, v, o
+        return q if in_place else q_out, caches, o
 
-    want = two(q.clone(), key, value, *caches.clone(), slots)
+    want = two(q.clone(), key, value, caches.clone(), slots)
     step = one if how == "eager" else torch.compile(one, fullgraph=True)
-    written = q.clone(), *caches.clone()
-    got = step(written[0], key, value, *written[1:], slots)
-    for is_now, wanted in zip((*got, *written[1:]), (*want, *want[1:3])):
+    written = q.clone(), caches.clone()
+    got = step(written[0], key, value, written[1], slots)
+    for is_now, wanted in zip((*got, written[1]), (*want, want[1])):
         torch.testing.assert_close(is_now, wanted)
 
 
