@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import hearing
 import small_models
 
 
@@ -18,7 +19,9 @@ class Case:
             backend, each over the tokens that it chose itself.
         own: whether SGLang's own backend computes the same formula. With windows it does not: its decodes see one key
             fewer than its extends.
+        against: the backend of SGLang's own.
         draft: the model that drafts.
+        hears: each request comes with a sound for the encoder. SGLang makes the prompts.
     """
 
     model: str
@@ -30,9 +33,13 @@ class Case:
     tolerance: float = 2e-4
     few_bits: bool = False
     own: bool = True
+    against: str = "triton"
     draft: str | None = None
+    hears: bool = False
 
     def prompts(self) -> list[list[int]]:
+        if self.hears:
+            return [hearing.PROMPT] * len(self.lengths)
         return small_models.prompts(self.lengths, self.shared)
 
     @property
@@ -55,6 +62,8 @@ _CHAIN: dict[str, Any] = dict(
     speculative_eagle_topk=1,
     speculative_num_draft_tokens=4,
 )
+_EAGLE: dict[str, Any] = dict(speculative_algorithm="EAGLE")
+_EAGLE3: dict[str, Any] = dict(speculative_algorithm="EAGLE3")
 _TREE = _CHAIN | dict(speculative_eagle_topk=2, speculative_num_draft_tokens=6)
 _NGRAM: dict[str, Any] = dict(speculative_algorithm="NGRAM", speculative_num_draft_tokens=4)
 #: What SGLang takes with larger pages.
@@ -121,6 +130,17 @@ CASES = (
         "llama-chain-graphs-pages": _speculates("llama", _CHAIN, _GRAPHS, dict(page_size=16), draft="llama-draft"),
         "llama-tree": _speculates("llama", _TREE, draft="llama-draft"),
         "llama-tree-graphs": _speculates("llama", _TREE, _GRAPHS, draft="llama-draft"),
+        "llama-eagle-chain": _speculates("llama", _CHAIN, _EAGLE, draft="llama-eagle"),
+        "llama-eagle-chain-graphs": _speculates("llama", _CHAIN, _EAGLE, _GRAPHS, draft="llama-eagle"),
+        "llama-eagle-chain-graphs-pages": _speculates(
+            "llama", _CHAIN, _EAGLE, _GRAPHS, dict(page_size=16), draft="llama-eagle"
+        ),
+        "llama-eagle-tree": _speculates("llama", _TREE, _EAGLE, draft="llama-eagle"),
+        "llama-eagle-tree-graphs": _speculates("llama", _TREE, _EAGLE, _GRAPHS, draft="llama-eagle"),
+        "llama-eagle3-chain-graphs": _speculates("llama-tied", _CHAIN, _EAGLE3, _GRAPHS, draft="llama-tied-eagle3"),
+        "llama-eagle3-tree-graphs": _speculates("llama-tied", _TREE, _EAGLE3, _GRAPHS, draft="llama-tied-eagle3"),
+        "whisper": Case("whisper", _FP32, hears=True, against="torch_native"),
+        "whisper-graphs": Case("whisper", _FP32 | _GRAPHS, max_tokens=48, hears=True, against="torch_native"),
         "deepseek-chain-graphs": replace(
             _speculates("deepseek", dict(dtype="bfloat16"), _CHAIN, _GRAPHS, draft="deepseek-draft"), few_bits=True
         ),

@@ -11,11 +11,14 @@ from pathlib import Path
 
 # Triton's products in float32 are to be those of float32, not of its upper 19 bits.
 os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+# The same of cuDNN's, which Whisper's encoder has.
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 sys.path.append(str(Path(__file__).parents[2] / "testing"))
 
 import cases  # noqa: E402
+import hearing  # noqa: E402
 import models  # noqa: E402
 import small_models  # noqa: E402
 
@@ -44,6 +47,7 @@ def generate(engine, case: cases.Case) -> list[dict]:
         sampling_params=dict(temperature=0, max_new_tokens=case.max_tokens, ignore_eos=True),
         return_logprob=True,
         token_ids_logprob=[list(range(small_models.VOCABULARY))] * len(case.lengths),
+        **dict(audio_data=[hearing.sound(i) for i in range(len(case.lengths))]) if case.hears else {},
     )
     return [
         dict(

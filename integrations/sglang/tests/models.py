@@ -3,12 +3,16 @@
 from functools import cache
 from pathlib import Path
 
+import hearing
+import heads
 import torch
 import transformers
-from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, random_model
+from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, VOCABULARY, random_model
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES, **HEADS, **TOKENS),
+    # Embeddings that are small, since they are the output's weights too.
+    "llama-tied": transformers.LlamaConfig(**SIZES, **HEADS, **TOKENS, tie_word_embeddings=True),
     # SGLang reads the name that older checkpoints have.
     "gemma2": transformers.Gemma2Config(**GEMMA2, hidden_act="gelu_pytorch_tanh"),
     # Windows in every second layer, whose keys are in a pool of their own.
@@ -23,40 +27,89 @@ CONFIGS = {
         hybrid_layer_pattern=[1, 0],
     ),
     "deepseek": transformers.DeepseekV2Config(**DEEPSEEK, moe_layer_freq=1),
+    # Encoder and decoder. The encoder gives so many keys as `max_source_positions` says, whatever it hears.
+    "whisper": transformers.WhisperConfig(
+        vocab_size=VOCABULARY,
+        d_model=128,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=256,
+        decoder_ffn_dim=256,
+        num_mel_bins=hearing.SIZES["feature_size"],
+        max_source_positions=50 * hearing.SIZES["chunk_length"],
+        max_target_positions=512,
+        init_std=0.12,
+        decoder_start_token_id=hearing.PROMPT[0],
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **TOKENS,
+    ),
 }
 
 _CLASSES = {
     "llama": transformers.LlamaForCausalLM,
+    "llama-tied": transformers.LlamaForCausalLM,
     "gemma2": transformers.Gemma2ForCausalLM,
     "cohere2": transformers.Cohere2ForCausalLM,
     "deepseek": transformers.DeepseekV2ForCausalLM,
+    "whisper": transformers.WhisperForConditionalGeneration,
 }
 
 
 #: A model that drafts for another is that one with weights that are so far off: it is right now and then.
-_DRAFT = "-draft"
+_DRAFT = "draft"
 _DRAFT_NOISE = 0.02
+_DRAFTS = (_DRAFT, "eagle", "eagle3")
 
 
 def save(name: str, folder: Path) -> Path:
-    """The folder of a model, made where it is missing."""
+    """The folder of a model, made where it is missing. `MODEL-draft`, `MODEL-eagle` and `MODEL-eagle3` draft for MODEL."""
     path = folder / name
-    if not (path / "config.json").exists():
-        kind = name.removesuffix(_DRAFT)
-        model = random_model(_CLASSES[kind], CONFIGS[kind])
-        if name != kind:
-            for weight in model.parameters():
-                weight.data.add_(_DRAFT_NOISE * torch.randn_like(weight))
-        model.save_pretrained(path)
+    if (path / "config.json").exists():
+        return path
+    target, _, draft = name.rpartition("-")
+    kind = target if draft in _DRAFTS else name
+    model = random_model(_CLASSES[kind], CONFIGS[kind])
+    if kind != name and draft != _DRAFT:
+        heads.save(draft, model, path)
+        return path
+    if kind != name:
+        for weight in model.parameters():
+            weight.data.add_(_DRAFT_NOISE * torch.randn_like(weight))
+    if name == "whisper":
+        _listen(model)
+        hearing.save(path)
+    model.save_pretrained(path)
     return path
 
 
+def _listen(model: transformers.WhisperForConditionalGeneration) -> None:
+    """Makes what is heard decide which token comes next."""
+    # The output has the embeddings' weights, which are small: logits would hardly differ.
+    model.model.decoder.layer_norm.weight.data.mul_(10)
+    # Positions would drown the sound, and means over them what is attended to.
+    for convolution in (model.model.encoder.conv1, model.model.encoder.conv2):
+        convolution.weight.data.mul_(3)
+    for layer in model.model.decoder.layers:
+        layer.encoder_attn.q_proj.weight.data.mul_(3)
+
+
 @torch.inference_mode()
-def exact(name: str, folder: Path, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-    """The logprobs of all tokens that could stand in the place of each of `tokens`, by transformers in float32."""
-    model = _loaded(save(name, folder))
-    ids = torch.tensor([prompt + tokens[:-1]])
-    return model(ids).logits[0, len(prompt) - 1 :].log_softmax(-1)
+def exact(name: str, folder: Path, prompt: list[int], tokens: list[int], heard: int | None = None) -> torch.Tensor:
+    """The logprobs of all tokens that could stand in the place of each of `tokens`, by transformers in float32.
+
+    Args:
+        heard: which sound an encoder hears; None: the model has no encoder.
+    """
+    path = save(name, folder)
+    model, ids = _loaded(path), torch.tensor([prompt + tokens[:-1]])
+    if heard is None:
+        logits = model(ids).logits
+    else:
+        logits = model(input_features=hearing.features(path, heard), decoder_input_ids=ids).logits
+    return logits[0, len(prompt) - 1 :].log_softmax(-1)
 
 
 @cache
@@ -66,4 +119,4 @@ def _loaded(path: Path) -> transformers.PreTrainedModel:
     if path.name == "cohere2":
         # SGLang's model does not count a row's own key to its window.
         options["sliding_window"] = CONFIGS["cohere2"].sliding_window + 1
-    return transformers.AutoModelForCausalLM.from_pretrained(path, **options).eval()
+    return _CLASSES[path.name].from_pretrained(path, **options).eval()
