@@ -297,6 +297,25 @@ def test_verify(page_size, tree, graph):
     close(o, torch.cat(parts))
 
 
+def test_verify_with_masks_of_drafts_alone():
+    """As SGLang's CPU engine makes them."""
+    engine = Engine(drafts=4)
+    backend, layer, seq_lens = FolioAttnBackend(engine.runner), engine.layer(), (1, 16, 50)
+    for row, tokens in zip(ROWS, seq_lens):
+        engine.fill(row, tokens)
+    trees = [torch.tensor(TREE, dtype=torch.bool), torch.ones(4, 4).tril().bool(), torch.eye(4).bool()]
+    spec = SimpleNamespace(custom_mask=torch.cat([tree.flatten() for tree in trees]), num_tokens_per_req=4)
+    batch = step(Mode.TARGET_VERIFY, engine, ROWS, seq_lens, [(n, 4) for n in seq_lens], spec)
+    backend.init_forward_metadata(batch)
+    q, k, v = engine.new(12)
+    o = backend.forward_extend(q, k, v, layer, batch)
+    parts = []
+    for row, rows, keys, tree in zip(ROWS, q.split(4), seq_lens, trees):
+        mask = torch.cat([torch.ones(4, keys, dtype=torch.bool), tree], dim=1)
+        parts.append(request(engine, layer, rows, engine.req_to_token[row, : keys + 4], mask=mask))
+    close(o, torch.cat(parts))
+
+
 @pytest.mark.parametrize("page_size, topk", [(1, 1), (1, 2), (4, 1), (4, 2)])
 @pytest.mark.parametrize("graph", [True, False])
 def test_drafts(page_size, topk, graph):

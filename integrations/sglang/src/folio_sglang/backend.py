@@ -7,7 +7,7 @@ import torch
 from folio_torch import context_of
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
-from folio_sglang.batches import Batch, Buffers, equal_lengths, lists_of_pages, offsets
+from folio_sglang.batches import Batch, Buffers, equal_lengths, lists_of_pages, offsets, with_prefixes
 from folio_sglang.handles import Bounds, Handles, Paged
 
 
@@ -93,7 +93,7 @@ class FolioAttnBackend(AttentionBackend):
         if mode.is_decode() and getattr(spec, "kv_indptr", None) is not None:
             return self._draft_step(spec, graph)
         drafts = self._verified(spec) if mode.is_target_verify() else 0
-        mask = self._mask(spec, graph) if drafts else dict(mask_mode="causal")
+        mask = self._mask(spec, forward_batch.seq_lens + drafts, drafts, graph) if drafts else dict(mask_mode="causal")
         batch_size, num_pages = forward_batch.batch_size, self._pages(forward_batch, drafts)
         tensors = (self._graph if graph else self._eager).of(batch_size, num_pages)
         torch.add(forward_batch.seq_lens, drafts, out=tensors["kv_len"])
@@ -157,12 +157,14 @@ class FolioAttnBackend(AttentionBackend):
         stated = getattr(spec, "num_tokens_per_req", -1)
         return stated if stated > 0 else self.num_draft_tokens
 
-    def _mask(self, spec, graph: bool) -> dict[str, Any]:
+    def _mask(self, spec, kv_len: torch.Tensor, drafts: int, graph: bool) -> dict[str, Any]:
         """The mask of a tree of drafts: a byte per row and key, of which those of the prefix are not read."""
         mask = getattr(spec, "custom_mask", None)
         if mask is None:
             return dict(mask_mode="causal")
         mask = mask.reshape(-1).view(torch.uint8)
+        if not graph and mask.shape[0] == kv_len.shape[0] * drafts * drafts:
+            mask = with_prefixes(mask.view(-1, drafts), kv_len)
         if graph:
             self._graph_mask[: mask.shape[0]] = mask
             mask = self._graph_mask

@@ -103,3 +103,13 @@ def offsets(qo_indptr: torch.Tensor, qo_len: torch.Tensor) -> None:
     """Writes the offsets of requests of these many rows."""
     qo_indptr[:1] = 0
     torch.cumsum(qo_len, dim=0, dtype=torch.int32, out=qo_indptr[1:])
+
+
+def with_prefixes(mask: torch.Tensor, kv_len: torch.Tensor) -> torch.Tensor:
+    """A mask of drafts over drafts, `[rows, drafts]`, with room for each request's prefix before them. SGLang's CPU engine
+    leaves prefixes out; to know how long they are waits for the device."""
+    drafts = mask.shape[1]
+    ends = kv_len.repeat_interleave(drafts).cumsum(0)
+    whole = torch.ones(int(ends[-1]), dtype=mask.dtype, device=mask.device)
+    whole[ends[:, None] - drafts + torch.arange(drafts, device=mask.device)] = mask
+    return whole

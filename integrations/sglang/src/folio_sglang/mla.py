@@ -34,7 +34,7 @@ class FolioMLAAttnBackend(FolioAttnBackend):
                 f"kv_cache_dim is {stored}; {width}, kv_lora_rank + qk_rope_head_dim, is accepted by the backend folio"
             )
 
-    def _mask(self, spec, graph: bool) -> dict[str, str]:
+    def _mask(self, spec, kv_len: torch.Tensor, drafts: int, graph: bool) -> dict[str, str]:
         """The mask of drafts: a chain's only, which is causal."""
         topk = getattr(spec, "topk", None)
         if getattr(spec, "custom_mask", None) is not None and topk != 1:
