@@ -1,7 +1,7 @@
 """Heads of EAGLE and EAGLE-3 that draft for small Llamas, saved where SGLang can load them. They are not trained.
 
-A head is made of its target's own layers, which see the embedding of the token that a draft begins with. What it lacks of
-the target makes it wrong now and then. The target's hidden states, which trained heads draft from, are a disturbance.
+A head is made of its target's own layers, which see the embedding of the token that a draft begins with. What it lacks
+of the target makes it wrong now and then. The target's hidden states, which trained heads draft from, are a disturbance.
 """
 
 import json
@@ -11,7 +11,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-_DISTURBANCE = {"eagle": 0.005, "eagle3": 0.002}
+_DISTURBANCE = {"eagle": 0.0006, "eagle3": 0.002}
+#: EAGLE's head has no norm after its last layer. So large are its sums beside the target's, which have one.
+_SIZE = 0.1
 
 
 def save(kind: str, target: transformers.LlamaForCausalLM, path: Path) -> None:
@@ -24,16 +26,18 @@ def save(kind: str, target: transformers.LlamaForCausalLM, path: Path) -> None:
 
 
 def _eagle(target: transformers.LlamaForCausalLM, disturbance: float) -> tuple[dict, dict]:
-    """Layers without a norm before the first: embeddings come as large as it would make them, and so do all sums with
-    them. A norm after the last is missing too, which changes no choice of tokens."""
+    """Layers without a norm before the first, whose products with embeddings are larger for it; and with none after the
+    last."""
     embeddings = target.get_input_embeddings().weight
-    scale, hidden = embeddings.square().mean().rsqrt(), embeddings.shape[1]
+    scale, hidden = embeddings.square().mean().rsqrt() / _SIZE, embeddings.shape[1]
     weights = {f"layers.{name}": weight for name, weight in target.model.layers.state_dict().items()}
     del weights["layers.0.input_layernorm.weight"]
     for name in weights:
         if "o_proj" in name or "down_proj" in name:
+            weights[name] = _SIZE * weights[name]
+        elif name.startswith("layers.0.self_attn."):
             weights[name] = scale * weights[name]
-    weights["fc.weight"] = torch.cat([scale * torch.eye(hidden), disturbance * torch.randn(hidden, hidden)], dim=1)
+    weights["fc.weight"] = _SIZE * torch.cat([torch.eye(hidden), disturbance * torch.randn(hidden, hidden)], dim=1)
     weights["fc.bias"] = torch.zeros(hidden)
     return weights, dict(architectures=["LlamaForCausalLMEagle"])
 

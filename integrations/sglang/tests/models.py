@@ -1,10 +1,11 @@
-"""Small models with random weights, saved where SGLang can load them. Their tokens are numbers; there is no tokenizer."""
+"""Small models with random weights, saved where SGLang can load them. Their tokens are numbers; there is no tokenizer,
+but for Whisper, whose processor has one."""
 
 from functools import cache
 from pathlib import Path
 
-import hearing
 import heads
+import hearing
 import torch
 import transformers
 from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, VOCABULARY, random_model
@@ -65,7 +66,7 @@ _DRAFTS = (_DRAFT, "eagle", "eagle3")
 
 
 def save(name: str, folder: Path) -> Path:
-    """The folder of a model, made where it is missing. `MODEL-draft`, `MODEL-eagle` and `MODEL-eagle3` draft for MODEL."""
+    """The folder of a model, made where it is missing. MODEL-draft, MODEL-eagle and MODEL-eagle3 draft for MODEL."""
     path = folder / name
     if (path / "config.json").exists():
         return path

@@ -1,4 +1,4 @@
-"""SGLang's engine on Folio, on SGLang's own Triton backend, and transformers: equal tokens, equal logprobs. On a GPU.
+"""SGLang's engine on Folio, on a backend of SGLang's own, and transformers: equal tokens, equal logprobs. On a GPU.
 
 Each case has a process for each backend (engine.py), several at a time. It takes minutes. `make test-sglang-gpu` asks
 for it; elsewhere it has nothing to run.
@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from cases import CASES  # noqa: E402
 
 HERE = Path(__file__).parent
-OWN, FOLIO = "triton", "folio"
+FOLIO = "folio"
 #: Seconds for a case on a backend.
 LIMIT = 600
 
@@ -65,7 +65,7 @@ def folder(tmp_path_factory, request):
 @pytest.fixture(scope="session")
 def results(folder, request):
     """What the cases that are asked for give, by case and backend."""
-    runs = [(name, backend) for name in _asked_for(request) for backend in (OWN, FOLIO)]
+    runs = [(name, backend) for name in _asked_for(request) for backend in (CASES[name].against, FOLIO)]
     with ThreadPoolExecutor(ENGINES) as pool:
         found = pool.map(lambda each: run(each[1], each[0], folder), runs)
         return dict(zip(runs, found, strict=True))
@@ -77,14 +77,20 @@ def _asked_for(request) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_as_sglangs_own(name, results, folder):
-    case, mine, own = CASES[name], results[name, FOLIO], results[name, OWN]
+    case, mine, own = CASES[name], results[name, FOLIO], results[name, CASES[name].against]
     assert not isinstance(mine, str), mine
     assert not isinstance(own, str), f"SGLang's own backend: {own}"
     prompts = case.prompts() * case.rounds
     assert len(mine) == len(own) == len(prompts)
-    exact = [models.exact(case.model, folder / "models", *what) for what in zip(prompts, map(_tokens, mine))]
+    heard = list(range(len(prompts))) if case.hears else [None] * len(prompts)
+
+    def exactly(answers):
+        places = zip(prompts, map(_tokens, answers), heard)
+        return [models.exact(case.model, folder / "models", *place) for place in places]
+
+    exact = exactly(mine)
     if case.few_bits:
-        theirs = [models.exact(case.model, folder / "models", *what) for what in zip(prompts, map(_tokens, own))]
+        theirs = exactly(own)
         assert _mean(mine, exact) <= 1.15 * _mean(own, theirs)
     else:
         assert list(map(_tokens, mine)) == [step.argmax(-1).tolist() for step in exact]

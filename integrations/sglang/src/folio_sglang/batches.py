@@ -106,8 +106,10 @@ def offsets(qo_indptr: torch.Tensor, qo_len: torch.Tensor) -> None:
 
 
 def with_prefixes(mask: torch.Tensor, kv_len: torch.Tensor) -> torch.Tensor:
-    """A mask of drafts over drafts, `[rows, drafts]`, with room for each request's prefix before them. SGLang's CPU engine
-    leaves prefixes out; to know how long they are waits for the device."""
+    """A mask of drafts over drafts, `[rows, drafts]`, with room for each request's prefix before them.
+
+    SGLang leaves prefixes out on the CPU. This waits for the device.
+    """
     drafts = mask.shape[1]
     ends = kv_len.repeat_interleave(drafts).cumsum(0)
     whole = torch.ones(int(ends[-1]), dtype=mask.dtype, device=mask.device)
