@@ -1,7 +1,7 @@
 """Heads of EAGLE and EAGLE-3 that draft for small Llamas, saved where SGLang can load them. They are not trained.
 
 A head is made of its target's own layers, which see the embedding of the token that a draft begins with. What it lacks
-of the target makes it wrong now and then. The target's hidden states, which trained heads draft from, are a disturbance.
+of the target makes it wrong now and then. The target's hidden states, which trained heads draft from, disturb it.
 """
 
 import json
