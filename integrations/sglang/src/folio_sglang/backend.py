@@ -126,10 +126,11 @@ class FolioAttnBackend(AttentionBackend):
 
     def _encoder(self, forward_batch, batch: Batch) -> Batch:
         """The rows of a step over the keys of an encoder."""
-        if forward_batch.cross_attention_custom_mask is not None:
+        # Of a replay SGLang states neither a mask nor lengths on the host.
+        if getattr(forward_batch, "cross_attention_custom_mask", None) is not None:
             raise NotImplementedError("cross_attention_custom_mask is a tensor; None is accepted by the backend folio")
         buffers = self._graph_encoder if batch.graph else self._eager
-        lens = forward_batch.encoder_lens_cpu
+        lens = getattr(forward_batch, "encoder_lens_cpu", None)
         total = batch.batch_size * self.req_to_token.shape[1] if lens is None else sum(lens)
         tensors = buffers.of(batch.batch_size, total) | dict(qo_indptr=batch.qo_indptr)
         tensors["kv_len"].copy_(forward_batch.encoder_lens)
