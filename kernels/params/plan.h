@@ -1,5 +1,5 @@
-// The parameters of kernels/plan/plan.cu, and those that it has in common with plan_cascade.cu. src/cuda/plan_params.rs mirrors them field
-// by field; sizes are asserted on both sides. No code here.
+// The parameters of kernels/plan/plan.cu, and those that it has in common with plan_cascade.cu. src/cuda/plan_params.rs mirrors
+// them field by field; sizes are asserted on both sides. No code here.
 #pragma once
 
 #include "params/params.h"
