@@ -47,6 +47,26 @@ DEEPSEEK: dict[str, Any] = (
         topk_group=1,
     )
 )
+#: How Whisper hears: mel bands, and seconds that it pads to.
+HEARING: dict[str, Any] = dict(feature_size=80, chunk_length=4)
+#: Encoder and decoder. The encoder gives so many keys as `max_source_positions` says, whatever it hears.
+WHISPER: dict[str, Any] = TOKENS | dict(
+    vocab_size=VOCABULARY,
+    d_model=128,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=256,
+    decoder_ffn_dim=256,
+    num_mel_bins=HEARING["feature_size"],
+    max_source_positions=50 * HEARING["chunk_length"],
+    max_target_positions=512,
+    init_std=0.12,
+    decoder_start_token_id=1,
+    suppress_tokens=None,
+    begin_suppress_tokens=None,
+)
 
 #: Prompts of these many tokens, computed and decoded together.
 MIXED = (1, 5, 17, 40, 130, 300)

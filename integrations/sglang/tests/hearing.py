@@ -8,13 +8,11 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from small_models import VOCABULARY
+from small_models import HEARING, VOCABULARY, WHISPER
 
-#: Mel bands, and seconds that are padded to.
-SIZES = dict(feature_size=80, chunk_length=4)
 _RATE, _SECONDS = 16000, 2
 #: What SGLang lets the decoder begin with, whatever a request says.
-PROMPT = [1, 3, 4, 5]
+PROMPT = [WHISPER["decoder_start_token_id"], 3, 4, 5]
 _NAMES = {3: "<|en|>", 4: "<|transcribe|>", 5: "<|notimestamps|>"}
 _WORDS = dict(pad_token="0", bos_token="1", eos_token="2", unk_token="0")
 
@@ -22,7 +20,7 @@ _WORDS = dict(pad_token="0", bos_token="1", eos_token="2", unk_token="0")
 def save(path: Path) -> None:
     words = tokenizers.models.WordLevel({_NAMES.get(i, str(i)): i for i in range(VOCABULARY)}, unk_token="0")
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), **_WORDS).save_pretrained(path)
-    transformers.WhisperFeatureExtractor(**SIZES, processor_class="WhisperProcessor").save_pretrained(path)
+    transformers.WhisperFeatureExtractor(**HEARING, processor_class="WhisperProcessor").save_pretrained(path)
 
 
 def sound(seed: int) -> bytes:

@@ -8,7 +8,7 @@ import heads
 import hearing
 import torch
 import transformers
-from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, VOCABULARY, random_model
+from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, WHISPER, random_model
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES, **HEADS, **TOKENS),
@@ -28,25 +28,7 @@ CONFIGS = {
         hybrid_layer_pattern=[1, 0],
     ),
     "deepseek": transformers.DeepseekV2Config(**DEEPSEEK, moe_layer_freq=1),
-    # Encoder and decoder. The encoder gives so many keys as `max_source_positions` says, whatever it hears.
-    "whisper": transformers.WhisperConfig(
-        vocab_size=VOCABULARY,
-        d_model=128,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=256,
-        decoder_ffn_dim=256,
-        num_mel_bins=hearing.SIZES["feature_size"],
-        max_source_positions=50 * hearing.SIZES["chunk_length"],
-        max_target_positions=512,
-        init_std=0.12,
-        decoder_start_token_id=hearing.PROMPT[0],
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        **TOKENS,
-    ),
+    "whisper": transformers.WhisperConfig(**WHISPER),
 }
 
 _CLASSES = {

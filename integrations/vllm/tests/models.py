@@ -5,12 +5,9 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers
-from small_models import DEEPSEEK, GEMMA2, HEADS, SIZES, TOKENS, VOCABULARY, random_model
+from small_models import DEEPSEEK, GEMMA2, HEADS, HEARING, SIZES, TOKENS, VOCABULARY, WHISPER, random_model
 
 _WORDS = dict(pad_token="0", bos_token="1", eos_token="2", unk_token="0")
-
-#: How Whisper hears: mel bands, and seconds that it pads to.
-HEARING = dict(feature_size=80, chunk_length=4)
 
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES, **HEADS, **TOKENS),
@@ -33,25 +30,7 @@ CONFIGS = {
         sliding_window=48,
         tie_word_embeddings=False,
     ),
-    # Encoder and decoder. The encoder gives so many keys as `max_source_positions` says, whatever it hears.
-    "whisper": transformers.WhisperConfig(
-        vocab_size=VOCABULARY,
-        d_model=128,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=256,
-        decoder_ffn_dim=256,
-        num_mel_bins=HEARING["feature_size"],
-        max_source_positions=50 * HEARING["chunk_length"],
-        max_target_positions=512,
-        init_std=0.12,
-        decoder_start_token_id=1,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        **TOKENS,
-    ),
+    "whisper": transformers.WhisperConfig(**WHISPER),
 }
 
 _CLASSES = {
