@@ -209,7 +209,8 @@ impl CudaAttention {
         let base = workspace.device as u64;
         let layout = self.regions.plan;
         let (batch, copies) = self.narrow.batch(batch, self.room(workspace))?;
-        let cut = self.tilings().of_device();
+        let tilings = self.tilings();
+        let cut = (tilings.of_device(), tilings.side_by_side());
         // SAFETY: the lengths are the caller's, of the shapes that `api` checked, and the workspace has room
         // for the largest plan.
         unsafe {

@@ -12,7 +12,9 @@ use crate::cuda::kernels::attention::{
 use crate::cuda::params::AttentionParams;
 use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionArgs, AttentionDesc, CacheForm, Checked, RopeAppendArgs, Tiling};
+use crate::problem::{
+    AttentionArgs, AttentionDesc, CacheForm, Checked, RopeAppendArgs, Tiling, Workers,
+};
 use crate::tensor::Tensor;
 
 /// One run of a plan.
@@ -64,10 +66,40 @@ pub struct Inputs<'a> {
 /// for the tiles of the largest item, and those that another one does not have are idle.
 #[derive(Debug, Clone, Copy)]
 pub struct SideBySide {
+    /// Heads of a query row.
+    pub num_heads: u32,
     /// Rows of a tile.
     pub tile: u32,
     /// Rows of a request that is one item, at most.
     pub most_rows: u32,
+}
+
+impl SideBySide {
+    /// Query rows of a request that is one item, at most. 0: none is.
+    pub fn rows_of_request(self) -> u32 {
+        self.most_rows / self.num_heads
+    }
+
+    /// Query rows that fill a tile, or one of several tiles.
+    pub fn rows_of_tile(self) -> u32 {
+        (self.tile / self.num_heads).max(1)
+    }
+
+    /// By items of so many query rows at most: as many at a time as there are workers for.
+    pub fn of_items(self, tiling: Tiling, q_tile: u32) -> Tiling {
+        let of_item = q_tile.saturating_mul(self.num_heads).div_ceil(self.tile);
+        let at_a_time = (tiling.workers.all / of_item).max(1);
+        Tiling {
+            q_tile,
+            max_splits: at_a_time,
+            max_shares: at_a_time,
+            workers: Workers {
+                of_item,
+                ..tiling.workers
+            },
+            ..tiling
+        }
+    }
 }
 
 /// A loaded kernel that computes attention.

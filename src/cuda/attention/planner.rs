@@ -3,7 +3,7 @@
 //! that nothing is staged, and a captured plan keeps them.
 #![allow(unsafe_code)]
 
-use super::tilings::WholeRequests;
+use super::kernel::SideBySide;
 use crate::backend::Stream;
 use crate::cuda::cascade_params::{
     NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS, SharedSegmentParams,
@@ -73,7 +73,7 @@ impl Planner {
         current: &Current<'_>,
         batch: &DeviceBatch,
         segments: &[SharedSegment],
-        (tiling, whole): &(Tiling, WholeRequests),
+        (tiling, side_by_side): &(Tiling, Option<SideBySide>),
         base: u64,
         stream: Stream,
     ) -> Result<()> {
@@ -95,9 +95,9 @@ impl Planner {
                 plan,
                 workers: PlanWorkersParams {
                     of_item: tiling.workers.of_item,
-                    most_rows: whole.most_rows,
-                    num_heads: whole.num_heads,
-                    rows_of_tile: whole.rows_of_tile,
+                    most_rows: side_by_side.map_or(0, SideBySide::rows_of_request),
+                    num_heads: side_by_side.map_or(0, |kernel| kernel.num_heads),
+                    rows_of_tile: side_by_side.map_or(0, |kernel| kernel.tile),
                     all: tiling.workers.all,
                     reserved: 0,
                 },

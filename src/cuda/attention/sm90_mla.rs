@@ -37,6 +37,8 @@ pub struct Sm90Mla {
     row: &'static MlaRow,
     function: Function,
     dims: MlaDims,
+    side_by_side: SideBySide,
+    /// Query rows of an item, by the desc alone.
     q_tile: u32,
     page_size: u32,
     sm_count: u32,
@@ -69,11 +71,17 @@ impl Sm90Mla {
             Err(Error::Unsupported(_)) => return Ok(Err(Feature::Code.into())),
             Err(error) => return Err(error),
         };
+        let side_by_side = SideBySide {
+            num_heads: desc.num_qo_heads,
+            tile: first.shape.q_tile,
+            most_rows: ROWS_SIDE_BY_SIDE,
+        };
         Ok(Ok(Sm90Mla {
             row,
             function,
             dims: MlaDims::of(desc),
-            q_tile: tokens_of_item(desc.num_qo_heads, desc.max_qo_len, first.shape.q_tile),
+            side_by_side,
+            q_tile: tokens_of_item(side_by_side, desc.max_qo_len),
             page_size,
             sm_count: context.device().sm_count,
         }))
@@ -114,26 +122,19 @@ impl Sm90Mla {
     fn row_tiles_and_ctas(&self, run: &Run<'_>) -> (u32, u32) {
         let row_tiles = self.dims.row_tiles(run.q_tile, self.row.shape.q_tile);
         let of_items = |items: u32| row_tiles.saturating_mul(items);
+        let at_a_time = (self.sm_count / row_tiles).max(1);
         match run.q_tile_is_exact {
-            true => (
-                row_tiles,
-                of_items(run.num_items.min(self.slots(row_tiles))),
-            ),
+            true => (row_tiles, of_items(run.num_items.min(at_a_time))),
             false => (0, of_items(run.num_items).min(self.sm_count.max(row_tiles))),
         }
-    }
-
-    /// Items at a time.
-    fn slots(&self, row_tiles: u32) -> u32 {
-        (self.sm_count / row_tiles).max(1)
     }
 }
 
 /// The tokens of a request that has few rows, or as many as fill a tile.
-fn tokens_of_item(heads: u32, tokens: u32, rows_of_tile: u32) -> u32 {
-    match tokens.saturating_mul(heads) <= ROWS_OF_ANY_BATCH {
+fn tokens_of_item(kernel: SideBySide, tokens: u32) -> u32 {
+    match tokens.saturating_mul(kernel.num_heads) <= ROWS_OF_ANY_BATCH {
         true => tokens,
-        false => (rows_of_tile / heads).max(1),
+        false => kernel.rows_of_tile(),
     }
 }
 
@@ -143,12 +144,11 @@ impl AttentionKernel for Sm90Mla {
     }
 
     fn tiling(&self) -> Tiling {
-        let row_tiles = self.dims.row_tiles(self.q_tile, self.row.shape.q_tile);
-        Tiling {
-            q_tile: self.q_tile,
+        let of_single_workers = Tiling {
+            q_tile: 1,
             kv_unit: self.row.shape.kv_tile,
-            max_splits: self.slots(row_tiles),
-            max_shares: self.slots(row_tiles),
+            max_splits: self.sm_count,
+            max_shares: self.sm_count,
             takes_shares: true,
             least_gain: 0,
             invariant_chunk: INVARIANT_CHUNK - INVARIANT_CHUNK % self.row.shape.kv_tile,
@@ -156,17 +156,15 @@ impl AttentionKernel for Sm90Mla {
             own_key_bytes: 0,
             workers: Workers {
                 all: self.sm_count,
-                of_item: row_tiles,
+                of_item: 1,
                 small: SmallItems::NONE,
             },
-        }
+        };
+        self.side_by_side.of_items(of_single_workers, self.q_tile)
     }
 
     fn side_by_side(&self) -> Option<SideBySide> {
-        Some(SideBySide {
-            tile: self.row.shape.q_tile,
-            most_rows: ROWS_SIDE_BY_SIDE,
-        })
+        Some(self.side_by_side)
     }
 
     fn missing(&self, run: &Run<'_>) -> Features {

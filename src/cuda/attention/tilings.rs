@@ -13,16 +13,6 @@ pub struct Tilings<'a> {
     pub desc: &'a AttentionDesc,
 }
 
-/// Requests that may be one item each, where the planning kernel chooses.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct WholeRequests {
-    /// Query rows of a request at most. 0: none is.
-    pub most_rows: u32,
-    pub num_heads: u32,
-    /// Of rows of all heads.
-    pub rows_of_tile: u32,
-}
-
 impl Tilings<'_> {
     /// Of batches that nobody knows more of than the desc says.
     pub fn of_desc(self) -> Tiling {
@@ -36,23 +26,19 @@ impl Tilings<'_> {
         };
         let longest = (0..batch.batch_size()).map(|b| batch.planned_rows(b)).max();
         let (longest, small) = (longest.unwrap_or(0), self.of_tiles(kernel));
-        match (1..=self.most_rows_of_request(kernel)).contains(&longest) {
-            true => quicker(batch, self.of_items(kernel, longest), small),
+        match (1..=kernel.rows_of_request()).contains(&longest) {
+            true => quicker(batch, kernel.of_items(self.of_desc(), longest), small),
             false => small,
         }
     }
 
-    /// Of a batch that only the device knows, and of which it may choose that every request is one item.
-    pub fn of_device(self) -> (Tiling, WholeRequests) {
-        let Some(kernel) = self.side_by_side() else {
-            return (self.of_desc(), WholeRequests::default());
-        };
-        let whole = WholeRequests {
-            most_rows: self.most_rows_of_request(kernel),
-            num_heads: self.desc.num_qo_heads,
-            rows_of_tile: kernel.tile,
-        };
-        (self.of_tiles(kernel), whole)
+    /// Of a batch that only the device knows. Of a kernel whose workers are side by side, it may choose that every request is one
+    /// item.
+    pub fn of_device(self) -> Tiling {
+        match self.side_by_side() {
+            Some(kernel) => self.of_tiles(kernel),
+            None => self.of_desc(),
+        }
     }
 
     /// What no batch exceeds, however it is cut.
@@ -61,17 +47,15 @@ impl Tilings<'_> {
         let Some(kernel) = self.side_by_side() else {
             return room(self.of_desc());
         };
-        (1..=self.most_rows_of_request(kernel).min(self.desc.max_qo_len))
-            .map(|rows| room(self.of_items(kernel, rows)))
+        (1..=kernel.rows_of_request().min(self.desc.max_qo_len))
+            .map(|rows| room(kernel.of_items(self.of_desc(), rows)))
             .fold(room(self.of_tiles(kernel)), Capacity::max)
     }
 
     /// Query rows that an item may have.
     pub fn most_rows_of_item(self) -> u32 {
         let most = match self.side_by_side() {
-            Some(kernel) => self
-                .most_rows_of_request(kernel)
-                .max(self.of_tiles(kernel).q_tile),
+            Some(kernel) => kernel.rows_of_request().max(kernel.rows_of_tile()),
             None => self.of_desc().q_tile,
         };
         most.min(self.desc.max_qo_len)
@@ -85,28 +69,8 @@ impl Tilings<'_> {
         }
     }
 
-    fn most_rows_of_request(self, kernel: SideBySide) -> u32 {
-        kernel.most_rows / self.desc.num_qo_heads
-    }
-
     /// Items that fill a tile, or that are a query row of several tiles.
     fn of_tiles(self, kernel: SideBySide) -> Tiling {
-        self.of_items(kernel, (kernel.tile / self.desc.num_qo_heads).max(1))
-    }
-
-    /// Items of so many query rows at most; that may be all rows of a request.
-    fn of_items(self, kernel: SideBySide, q_tile: u32) -> Tiling {
-        let mut tiling = self.of_desc();
-        let workers = &mut tiling.workers;
-        workers.of_item = q_tile
-            .saturating_mul(self.desc.num_qo_heads)
-            .div_ceil(kernel.tile);
-        let at_a_time = (workers.all / workers.of_item).max(1);
-        Tiling {
-            q_tile,
-            max_splits: at_a_time,
-            max_shares: at_a_time,
-            ..tiling
-        }
+        kernel.of_items(self.of_desc(), kernel.rows_of_tile())
     }
 }
