@@ -20,7 +20,7 @@ __device__ __forceinline__ u32 units_of_tile(const FolioPlanParams &p) {
     return p.order == FOLIO_PLAN_BY_SHARE ? max(1u, KEYS_OF_TILE / p.kv_unit) : 0;
 }
 
-// Tiles, in the sense of the work list: of one of them all rows are in one item.
+// Query rows of an item at most, how many workers take one together, and what follows for cutting keys.
 struct Tiling {
     FolioDivisor q_tile;
     u32 workers_of_item, max_splits, max_shares;

@@ -179,7 +179,7 @@ private:
         return shared_tiles() + slot.index();
     }
 
-    // For sums of the warp's rows, and then for the rows as they leave.
+    // For sums of the warp's rows.
     __device__ __forceinline__ u32 warp_sums() const {
         return shared + SUMS + (threadIdx.x - WARPGROUP) / 32 * WARP_SUM_BYTES;
     }
