@@ -97,15 +97,21 @@ class Workload:
         """Worst relative error of sampled rows against float64."""
         worst = 0.0
         for b in {0, len(self.row.lens) // 2, len(self.row.lens) - 1}:
-            keys = self.dense[self.tables[b].long()].flatten(0, 1)[: self.row.lens[b]].double()
+            keys = self.keys(b)
             for i in {0, self.row.q - 1}:
                 token, end = b * self.row.q + i, self.row.lens[b] - self.row.q + 1 + i
-                scores = self.q[token].double() @ keys[:end].T * self.sm_scale
-                want = scores.softmax(1) @ keys[:end, :RANK]
-                got = out.view(-1, self.row.heads, RANK)[token].double()
-                relative = (got - want).norm() / want.norm()
-                worst = max(worst, relative.nan_to_num(nan=torch.inf).item())
+                got = out.view(-1, self.row.heads, RANK)[token]
+                worst = max(worst, self.error_of_token(self.q[token], keys[:end], got))
         return worst
+
+    def keys(self, request):
+        """Records of a request in float64, in order."""
+        return self.dense[self.tables[request].long()].flatten(0, 1)[: self.row.lens[request]].double()
+
+    def error_of_token(self, query, keys, got):
+        """Relative error of a token's heads against float64, where it sees these keys."""
+        want = (query.double() @ keys.T * self.sm_scale).softmax(1) @ keys[:, :RANK]
+        return ((got.double() - want).norm() / want.norm()).nan_to_num(nan=torch.inf).item()
 
 
 def ds_mla(values):
@@ -123,13 +129,17 @@ def dequantised(records):
     return torch.cat([(latent * scales).flatten(-2), rope.float()], -1)
 
 
-def folio_mla(context, w):
+def folio_handle(context, w, max_qo_len):
     row = w.row
-    handle = folio.Attention(
+    return folio.Attention(
         context, "mla", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(torch.bfloat16),
         kv_dtype=folio.dtype(w.kv_dtype), cache_format=w.format, num_heads=row.heads, kv_lora_rank=RANK,
-        qk_rope_head_dim=ROPE, page_size=row.page, max_batch_size=len(row.lens), max_qo_len=row.q,
+        qk_rope_head_dim=ROPE, page_size=row.page, max_batch_size=len(row.lens), max_qo_len=max_qo_len,
         max_kv_len=max(row.lens))
+
+
+def folio_mla(context, w):
+    row, handle = w.row, folio_handle(context, w, w.row.q)
     batch = dict(qo_len=row.q, kv_len=w.kv_len, block_table=w.block_table)
     handle.plan(**batch)
     run = handle.run(q_latent=w.q[..., :RANK], q_rope=w.q[..., RANK:], kv=w.kv, o=w.o, sm_scale=w.sm_scale,

@@ -50,22 +50,15 @@ class Batch:
         """Worst relative error of sampled rows."""
         worst, w = 0.0, self.workload
         for b in {0, len(self.tokens) // 2, len(self.tokens) - 1}:
-            keys = w.dense[w.tables[b].long()].flatten(0, 1).double()
+            keys = w.keys(b)
             for i in range(self.tokens[b]):
                 token, end = self.starts[b] + i, KEYS - self.tokens[b] + 1 + i
-                scores = self.q[token].double() @ keys[:end].T * w.sm_scale
-                want = scores.softmax(1) @ keys[:end, : mla.RANK]
-                relative = (self.o[token].double() - want).norm() / want.norm()
-                worst = max(worst, relative.nan_to_num(nan=torch.inf).item())
+                worst = max(worst, w.error_of_token(self.q[token], keys[:end], self.o[token]))
         return worst
 
     def measure(self, context, max_qo_len, on_device):
         w = self.workload
-        handle = folio.Attention(
-            context, "mla", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(torch.bfloat16),
-            kv_dtype=folio.dtype(w.kv_dtype), cache_format=w.format, num_heads=w.row.heads, kv_lora_rank=mla.RANK,
-            qk_rope_head_dim=mla.ROPE, page_size=PAGE, max_batch_size=len(self.tokens), max_qo_len=max_qo_len,
-            max_kv_len=KEYS)
+        handle = mla.folio_handle(context, w, max_qo_len)
         lengths = [self.qo_indptr.cuda(), w.kv_len_device] if on_device else [self.qo_indptr, w.kv_len]
         handle.plan(qo_indptr=lengths[0], kv_len=lengths[1], block_table=w.block_table)
         run = handle.run(q_latent=self.q[..., : mla.RANK], q_rope=self.q[..., mla.RANK :], kv=w.kv, o=self.o,
