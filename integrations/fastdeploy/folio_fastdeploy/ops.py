@@ -64,15 +64,14 @@ def generation(version):
 def choose(name, installed, version):
     """The suffix of the signature that stands in for `installed`."""
     suffixes = SIGNATURES[name]
-    if arguments(installed) is not None:
-        return choose_by_types(name, installed, version)
-    if names(installed) is not None:
-        return choose_by_names(name, installed, version)
+    if (types := arguments(installed)) is not None:
+        return choose_by_types(name, types, version)
+    if (own := names(installed)) is not None:
+        return choose_by_names(name, own, version)
     return suffixes[min(generation(version), len(suffixes) - 1)]
 
 
-def choose_by_types(name, installed, version):
-    wanted = arguments(installed)
+def choose_by_types(name, wanted, version):
     offered = {arguments(getattr(folio_paddle_ops, f"folio_{name}{suffix}")): suffix for suffix in SIGNATURES[name]}
     if wanted not in offered:
         known = " or ".join(f"{count} arguments, {tensors} of them tensors" for count, tensors in sorted(offered))
@@ -81,9 +80,8 @@ def choose_by_types(name, installed, version):
     return offered[wanted]
 
 
-def choose_by_names(name, installed, version):
+def choose_by_names(name, wanted, version):
     """As many arguments, and most of them of the same name: single ones have had others from version to version."""
-    wanted = names(installed)
     offered = {suffix: names(getattr(folio_paddle_ops, f"static_op_folio_{name}{suffix}")) for suffix in SIGNATURES[name]}
     alike = {suffix: sum(a == b for a, b in zip(wanted, own)) for suffix, own in offered.items() if len(own) == len(wanted)}
     if not alike:
