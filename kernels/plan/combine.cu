@@ -164,13 +164,19 @@ __device__ __forceinline__ void combine_head(const FolioCombineParams &p, const 
     __syncthreads();
 }
 
+// CTAs that share a row's heads: a graph's grid is for as many rows as there may be, and few may be split.
+__device__ __forceinline__ u32 shared_by(const FolioCombineParams &p, u32 rows) {
+    if (p.blocks_of_row == p.num_qo_heads) return p.blocks_of_row;
+    return min(max(gridDim.x / max(rows, 1u), p.blocks_of_row), p.num_qo_heads);
+}
+
 // Every warp takes heads of its own.
 __device__ __forceinline__ void combine_few(const FolioCombineParams &p, const FolioCombineItem &item,
-                                            const Parts &parts, u32 block) {
+                                            const Parts &parts, u32 block, u32 blocks_of_row) {
     const u32 lane = threadIdx.x % 32, pieces = p.head_dim_vo / 4;
     wait_for_prerequisites();
     allow_dependents();
-    for (u32 head = block * WARPS + threadIdx.x / 32; head < p.num_qo_heads; head += p.blocks_of_row * WARPS) {
+    for (u32 head = block * WARPS + threadIdx.x / 32; head < p.num_qo_heads; head += blocks_of_row * WARPS) {
         const Target target(p, item, head);
         const PartSum sum = parts.sum(p, head, lane);
 #pragma unroll
@@ -187,8 +193,9 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
     folio_combine(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
     __shared__ Sums sums;
-    const u32 index = blockIdx.x / p.blocks_of_row, first = blockIdx.x - index * p.blocks_of_row;
-    if (index >= p.plan.counts[FOLIO_COUNT_COMBINES]) {
+    const u32 rows = p.plan.counts[FOLIO_COUNT_COMBINES], blocks_of_row = shared_by(p, rows);
+    const u32 index = blockIdx.x / blocks_of_row, first = blockIdx.x - index * blocks_of_row;
+    if (index >= rows) {
         wait_for_prerequisites();
         return;
     }
@@ -198,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
         wait_for_prerequisites();
         return;
     }
-    if (parts.few()) return combine_few(p, item, parts, first);
-    for (u32 head = first; head < p.num_qo_heads; head += p.blocks_of_row) {
+    if (parts.few()) return combine_few(p, item, parts, first, blocks_of_row);
+    for (u32 head = first; head < p.num_qo_heads; head += blocks_of_row) {
         const Target target(p, item, head);
         if (head == first) {
             wait_for_prerequisites();

@@ -265,6 +265,7 @@ mod tests {
                 kv_unit: 1,
                 max_splits: 0,
                 max_shares: 0,
+                tail_chunks: 0,
                 takes_shares: false,
                 least_gain: 0,
                 invariant_chunk: 1,

@@ -134,7 +134,10 @@ impl Capacity {
 pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {
     const OF_CASCADES: usize = 4;
     match desc.shared_levels {
-        0 => tiling.max_splits.max(tiling.max_shares) as usize,
+        0 => tiling
+            .max_splits
+            .max(tiling.max_shares)
+            .max(tiling.tail_chunks) as usize,
         _ => (tiling.max_splits as usize).saturating_mul(OF_CASCADES),
     }
 }
@@ -143,7 +146,8 @@ pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {
 ///
 /// Chunks of one size: with M for `max_splits` and n tiles there are at most M - n splits, or M / 2 where that is more
 /// (`schedule`). k tiles that are split have k chunks more than splits, and k is at most the number of either. So they
-/// have M - n + n chunks at most, or 2 · M / 2. Equal shares: as many splits, and each may be of a tile of its own.
+/// have M - n + n chunks at most, or 2 · M / 2. Equal shares: as many splits, and each may be of a tile of its own. A tail:
+/// `tail_chunks`.
 fn most_chunks(tiling: &Tiling, max_splits: usize, tiles: usize) -> usize {
     match tiling.max_shares {
         0 => max_splits,
@@ -212,8 +216,9 @@ mod tests {
             invariant_chunk in 1u32..200,
             batch_invariant: bool,
             max_shares in 0u32..50,
+            tail_chunks in 0u32..50,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, tail_chunks, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
             let desc = desc(&lens, batch_invariant);
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));

@@ -7,9 +7,10 @@
 //! read, in the time of as many bytes of keys.
 
 use super::capacity::most_splits;
+use super::dealing::Dealing;
 use super::reserve::reserve;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, SmallItems, Tiling};
+use crate::problem::{AttentionDesc, FreeWorkers, SmallItems, Tiling};
 
 /// What a piece takes beside its keys, in units of `kv_unit` keys.
 const PIECE_UNITS: u64 = 2;
@@ -41,7 +42,7 @@ pub(super) struct Extent {
 
 /// Segments that some candidate cuts, the others cost the same in all of them; and when workers are free.
 #[derive(Debug, Default)]
-pub struct LongSegments(Vec<Extent>, Workers);
+pub struct LongSegments(Vec<Extent>, Vec<FreeWorkers>);
 
 /// How all segments are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +58,7 @@ pub(super) fn best_cuts(
     segments: impl Iterator<Item = Extent> + Clone,
     desc: &AttentionDesc,
     tiling: &Tiling,
-    LongSegments(long, workers): &mut LongSegments,
+    LongSegments(long, free): &mut LongSegments,
 ) -> Result<Cuts> {
     let small = small_items(segments.clone(), tiling);
     let longest = segments.clone().map(|s| s.keys).max().unwrap_or(0);
@@ -69,7 +70,7 @@ pub(super) fn best_cuts(
         long,
         segments.clone().filter(|s| s.keys > shortest).count(),
     )?;
-    workers.reserve(tiling.workers.all)?;
+    let mut workers = Dealing::new(free, tiling.workers.all)?;
     let mut short = Pieces::default();
     for segment in segments {
         match segment.keys > shortest {
@@ -84,7 +85,7 @@ pub(super) fn best_cuts(
         if cut.splits > most_splits(desc, tiling) as u64 {
             break;
         }
-        let time = cut.time(workers, desc, tiling);
+        let time = cut.time(&mut workers, desc, tiling);
         if time < best.0 {
             best = (time, if chunks == 1 { u32::MAX } else { chunk });
         }
@@ -161,69 +162,6 @@ impl Pieces {
     }
 }
 
-/// Workers that are free at the same time.
-#[derive(Debug, Clone, Copy)]
-struct Group {
-    from: u64,
-    count: u64,
-}
-
-/// All workers, as pieces are dealt out to them.
-#[derive(Debug, Default)]
-struct Workers(Vec<Group>);
-
-impl Workers {
-    /// Room for as many groups as there may be.
-    fn reserve(&mut self, all: u32) -> Result<()> {
-        self.0.clear();
-        reserve("workers", &mut self.0, all as usize + 1)
-    }
-
-    fn all_free(&mut self, all: u32) {
-        self.0.clear();
-        self.0.push(Group {
-            from: 0,
-            count: u64::from(all),
-        });
-    }
-
-    /// So many pieces, each for the worker that is free first. Those that give all workers several are not dealt one by one.
-    fn deal(&mut self, mut pieces: u64, time: u64) {
-        let all: u64 = self.0.iter().map(|group| group.count).sum();
-        let rounds = (pieces / all).saturating_sub(2);
-        for group in &mut self.0 {
-            group.from = group.from.saturating_add(rounds.saturating_mul(time));
-        }
-        pieces -= rounds * all;
-        while pieces > 0 {
-            let first = (0..self.0.len()).min_by_key(|&at| self.0[at].from);
-            let Some(at) = first else { return };
-            let Group { from, count } = self.0[at];
-            let busy = Group {
-                from: from.saturating_add(time),
-                count: count.min(pieces),
-            };
-            pieces -= busy.count;
-            match count - busy.count {
-                0 => _ = self.0.swap_remove(at),
-                left => self.0[at].count = left,
-            }
-            self.join(busy);
-        }
-    }
-
-    fn join(&mut self, group: Group) {
-        match self.0.iter_mut().find(|other| other.from == group.from) {
-            Some(other) => other.count += group.count,
-            None => self.0.push(group),
-        }
-    }
-
-    fn last(&self) -> u64 {
-        self.0.iter().map(|group| group.from).max().unwrap_or(0)
-    }
-}
-
 /// What a size of chunks makes of the segments.
 #[derive(Debug)]
 struct Cut {
@@ -252,10 +190,10 @@ impl Cut {
     }
 
     /// In keys of a worker, times the number of workers.
-    fn time(&self, workers: &mut Workers, desc: &AttentionDesc, tiling: &Tiling) -> u64 {
+    fn time(&self, workers: &mut Dealing<'_>, desc: &AttentionDesc, tiling: &Tiling) -> u64 {
         let all = tiling.workers.all;
         let beside = PIECE_UNITS * u64::from(tiling.kv_unit);
-        workers.all_free(all);
+        workers.all_free();
         // The mean of a class.
         let each = |class: &Class, keys: u64| keys / class.count + beside;
         let present = |class: &&Class| class.count > 0;
@@ -298,6 +236,7 @@ mod tests {
         kv_unit: 80,
         max_splits: 12,
         max_shares: 0,
+        tail_chunks: 0,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: u32::MAX,
@@ -450,20 +389,6 @@ mod tests {
             assert_eq!(cuts.small.include(16, 4080), is_long, "{shared}");
             assert!(!cuts.small.include(17, 80));
         }
-    }
-
-    #[test]
-    fn pieces_go_to_who_is_free_first() {
-        let mut workers = Workers::default();
-        workers.reserve(3).unwrap();
-        workers.all_free(3);
-        workers.deal(2, 10);
-        workers.deal(3, 4);
-        assert_eq!(workers.last(), 12);
-        // Many of a length at once, in as many rounds as they take.
-        workers.all_free(3);
-        workers.deal(301, 5);
-        assert_eq!(workers.last(), 505);
     }
 
     #[test]

@@ -108,6 +108,7 @@ mod tests {
             kv_unit: 16,
             max_splits,
             max_shares: 0,
+            tail_chunks: 0,
             takes_shares: false,
             least_gain: 0,
             invariant_chunk: u32::MAX,

@@ -1,20 +1,25 @@
-//! Where the keys of a batch's tiles are cut: into chunks of one size (`chunk_size`), or where equal shares of the batch end
-//! (`shares`), and which of the two. What comes of it, items and their parts, is `schedule`'s.
+//! Where the keys of a batch's tiles are cut: into chunks of one size (`chunk_size`), into chunks of the last tiles only
+//! (`tail`), or where equal shares of the batch end (`shares`); and which of them. What comes of it, items and their parts, is
+//! `schedule`'s.
 //!
 //! Chunks are cheap to combine. Shares are for batches of few and long items, decode and MLA, that chunks would leave
-//! unbalanced.
+//! unbalanced, and a tail is for prefill.
 
 use super::chunk_size::smallest_chunk;
 use super::divisor::Divisor;
 use super::shares::{Shares, units_of_tile};
-use crate::problem::{AttentionDesc, HostBatch, Tiling};
-use std::ops::Range;
+use super::tail::{Tail, worthwhile_tail};
+use super::tile::Tile;
+use crate::error::Result;
+use crate::problem::{AttentionDesc, FreeWorkers, HostBatch, Kind, Tiling};
 
 /// Where the keys of a tile are cut.
 #[derive(Clone, Copy)]
 pub(super) enum Cut {
     /// Into chunks of one size.
     Chunks(Divisor),
+    /// Into chunks of the last tiles. How many whole ones are left to come counts down.
+    Tail(Tail),
     /// Where shares of the batch end.
     Shares {
         shares: Shares,
@@ -31,12 +36,25 @@ pub(super) enum Cut {
 const WORTH_SHARES: u64 = 11;
 
 impl Cut {
-    pub(super) fn of(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling) -> Cut {
+    /// The quickest, by estimates. `free` is scratch.
+    ///
+    /// # Errors
+    /// `OutOfMemory` where `free` cannot grow.
+    pub(super) fn of(
+        batch: &HostBatch<'_>,
+        desc: &AttentionDesc,
+        tiling: &Tiling,
+        free: &mut Vec<FreeWorkers>,
+    ) -> Result<Cut> {
         if desc.batch_invariant {
-            return Cut::Chunks(Divisor::new(tiling.invariant_chunk));
+            return Ok(Cut::Chunks(Divisor::new(tiling.invariant_chunk)));
         }
         let chunk = Divisor::new(smallest_chunk(batch, tiling));
-        match worthwhile_shares(batch, tiling, chunk) {
+        if desc.kind == Kind::Prefill {
+            let tail = worthwhile_tail(batch, desc, tiling, chunk.divisor, free)?;
+            return Ok(tail.map_or(Cut::Chunks(chunk), Cut::Tail));
+        }
+        Ok(match worthwhile_shares(batch, tiling, chunk) {
             Some(shares) => Cut::Shares {
                 shares,
                 unit: tiling.kv_unit,
@@ -44,13 +62,18 @@ impl Cut {
                 begun: 0,
             },
             None => Cut::Chunks(chunk),
-        }
+        })
     }
 
-    /// End of the piece of a tile of `keys` that begins at key `start`.
-    pub(super) fn end(&self, start: u32, keys: &Range<u32>) -> u32 {
+    /// End of the piece of a tile that begins at key `start`.
+    pub(super) fn end(&self, start: u32, tile: &Tile) -> u32 {
+        let keys = &tile.keys;
         let piece = match self {
             Cut::Chunks(chunk) => chunk.divisor,
+            Cut::Tail(tail) if tail.whole > 0 => u32::MAX,
+            // Keys that a causal mask hides are with the last that it leaves.
+            Cut::Tail(tail) if tile.seen(&(start..keys.end)) <= tail.chunk => u32::MAX,
+            Cut::Tail(tail) => tail.chunk,
             Cut::Shares {
                 shares,
                 unit,
@@ -65,8 +88,8 @@ impl Cut {
         start.saturating_add(piece).min(keys.end)
     }
 
-    /// Whether a share begins with the piece that begins at key `start` of a tile of `keys`.
-    pub(super) fn begins_share(&mut self, start: u32, keys: &Range<u32>) -> bool {
+    /// Whether a share begins with the piece that begins at key `start` of a tile.
+    pub(super) fn begins_share(&mut self, start: u32, tile: &Tile) -> bool {
         let Cut::Shares {
             shares,
             unit,
@@ -76,22 +99,26 @@ impl Cut {
         else {
             return false;
         };
-        let share = shares.of_piece(*before + u64::from((start - keys.start) / *unit));
+        let share = shares.of_piece(*before + u64::from((start - tile.keys.start) / *unit));
         let begins = share >= *begun;
         *begun = share + 1;
         begins
     }
 
-    /// Goes to the next tile; the request of this one has so many keys.
-    pub(super) fn pass(&mut self, keys: u32) {
-        if let Cut::Shares {
-            shares,
-            unit,
-            before,
-            ..
-        } = self
-        {
-            *before = shares.keys_of_tile(*before + u64::from(keys.div_ceil(*unit)));
+    /// Goes to the tile behind this one.
+    pub(super) fn pass(&mut self, tile: &Tile) {
+        match self {
+            Cut::Chunks(_) => {}
+            Cut::Tail(tail) => tail.whole = tail.whole.saturating_sub(1),
+            Cut::Shares {
+                shares,
+                unit,
+                before,
+                ..
+            } => {
+                let units = u64::from(tile.keys_of_request.div_ceil(*unit));
+                *before = shares.keys_of_tile(*before + units);
+            }
         }
     }
 }

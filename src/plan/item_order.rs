@@ -1,16 +1,9 @@
-//! The order in which workers take the items of a plan. What the items are is `schedule`'s and `cascade`'s.
+//! The order in which workers take the items of a plan. What the items are is `schedule`'s and `cascade`'s. The order decides
+//! only the time: every item writes its own memory. All orders are stable.
 
 use super::reserve::reserve;
 use crate::error::Result;
-use crate::problem::{HostBatch, Kind, SmallItems, WorkItem, WorkList};
-
-/// The order decides only the time: every item writes its own memory. Both orders are stable.
-pub(super) fn sort(work: &mut WorkList, batch: &HostBatch<'_>, kind: Kind) -> Result<()> {
-    match kind {
-        Kind::Decode | Kind::Mla => by_cost(work),
-        Kind::Prefill => by_request(work, batch),
-    }
-}
+use crate::problem::{HostBatch, NO_PARTIAL, SmallItems, WorkItem, WorkList};
 
 /// Costs are compared by their leading eight bits: a counting sort, since sorting 1024 keys exactly costs a
 /// quarter of their plan.
@@ -86,14 +79,19 @@ fn set_aside(work: &mut WorkList) -> Result<()> {
 
 /// Many tiles of a prefill read the same keys, so those of a request stay together, and a device's cache
 /// serves all but the first. What is sorted are 16-byte keys that end in the item's index, which also settles
-/// ties by row and key.
-fn by_request(work: &mut WorkList, batch: &HostBatch<'_>) -> Result<()> {
+/// ties by row and key. Split tiles stand behind the whole ones where they are there to fill the end.
+pub(super) fn by_request(
+    work: &mut WorkList,
+    batch: &HostBatch<'_>,
+    split_last: bool,
+) -> Result<()> {
     work.order.clear();
     reserve("work items", &mut work.order, work.items.len())?;
     work.order
         .extend(work.items.iter().zip(0..).map(|(item, index)| {
-            let longest_first = !(batch.kv_len[item.request as usize] as u32);
-            u128::from(longest_first) << 96
+            let longest_first = i32::MAX - batch.kv_len[item.request as usize];
+            u128::from(split_last && item.partial != NO_PARTIAL) << 127
+                | u128::from(longest_first as u32) << 96
                 | u128::from(item.request) << 64
                 | u128::from(!item.cost) << 32
                 | index

@@ -10,6 +10,7 @@ mod chunk_size;
 mod context;
 mod context_chunks;
 mod cut;
+mod dealing;
 mod divisor;
 mod image;
 mod item_order;
@@ -19,6 +20,8 @@ mod schedule;
 mod shared_prefixes;
 mod shares;
 mod starts;
+mod tail;
+mod tile;
 mod tile_choice;
 
 pub use batch_order::{BatchOrder, decodes_extends_prefills, decodes_first};

@@ -1,5 +1,5 @@
-//! Cuts a batch into work items: query tiles × chunks of keys, the largest first (for prefill: those of
-//! the longest request first, its largest first), and lists the rows whose parts are to be combined.
+//! Cuts a batch into work items: query tiles × chunks of keys, the largest first (for prefill in chunks of one size: those
+//! of the longest request first, its largest first), and lists the rows whose parts are to be combined.
 //!
 //! Masks are not known here: layers with different masks and windows share a plan, so an item covers a
 //! range of keys and each run clips it. Costs assume a causal mask, which is what most batches have. Where the batch says
@@ -12,14 +12,14 @@
 
 use super::cut::Cut;
 use super::divisor::Divisor;
-use super::item_order::{by_share, sort};
+use super::item_order::{by_cost, by_request, by_share};
 use super::reserve::reserve;
 use super::starts::request_starts;
+use super::tile::{Tile, tiles, tiles_of};
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, CombineItem, HostBatch, NO_PARTIAL, Tiling, WorkItem, WorkList,
+    AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, Tiling, WorkItem, WorkList,
 };
-use std::ops::Range;
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 ///
@@ -34,34 +34,32 @@ pub fn schedule(
     work.clear();
     work.workers_of_item = tiling.workers.of_item;
     request_starts(batch, desc.kv.page_size(), &mut work.starts)?;
-    let mut cut = Cut::of(batch, desc, tiling);
+    let mut cut = Cut::of(batch, desc, tiling, &mut work.free)?;
     let takes_shares = tiling.takes_shares && matches!(cut, Cut::Shares { .. });
+    let has_tail = matches!(cut, Cut::Tail(_));
     make_room(batch, tiling, cut, work)?;
     let mut partial_rows = 0;
     for b in 0..batch.batch_size() {
-        let qo_len = batch.planned_rows(b);
-        let mut q_start = 0;
-        while q_start < qo_len {
-            let tile = Tile {
-                request: b as u32,
-                q_start,
-                q_len: tiling.q_tile.min(qo_len - q_start),
-                keys: batch.keys_in_window(b, q_start, tiling.kv_unit),
-                page_start: work.starts.page[b],
-                first_token: batch.qo_indptr[b],
-                past: i64::from(batch.kv_len[b]) - i64::from(qo_len),
-            };
-            tile.push(work, &mut partial_rows, &mut cut);
-            cut.pass(batch.num_keys_in_window(b, tiling.kv_unit));
-            q_start += tile.q_len;
+        let place = Place {
+            page_start: work.starts.page[b],
+            first_token: batch.qo_indptr[b],
+        };
+        for tile in tiles_of(batch, b, tiling) {
+            push(&tile, &place, work, &mut partial_rows, &mut cut);
+            cut.pass(&tile);
         }
     }
-    match takes_shares {
-        true => by_share(work),
-        false => {
-            work.shares.clear();
-            sort(work, batch, desc.kind)
-        }
+    if takes_shares {
+        return by_share(work);
+    }
+    work.shares.clear();
+    if has_tail {
+        let is_part = |item: &&WorkItem| item.partial != NO_PARTIAL;
+        work.small = work.items.iter().filter(is_part).count() as u32;
+    }
+    match desc.kind {
+        Kind::Decode | Kind::Mla => by_cost(work),
+        Kind::Prefill => by_request(work, batch, has_tail),
     }
 }
 
@@ -69,6 +67,7 @@ pub fn schedule(
 fn make_room(batch: &HostBatch<'_>, tiling: &Tiling, cut: Cut, work: &mut WorkList) -> Result<()> {
     let chunk = match cut {
         Cut::Chunks(chunk) => chunk,
+        Cut::Tail(_) => return make_room_for_tail(batch, tiling, work),
         Cut::Shares { .. } => return make_room_for_shares(batch, tiling, work),
     };
     let q_tile = Divisor::new(tiling.q_tile);
@@ -86,6 +85,17 @@ fn make_room(batch: &HostBatch<'_>, tiling: &Tiling, cut: Cut, work: &mut WorkLi
     reserve("work items", &mut work.items, items)?;
     reserve("combine items", &mut work.combines, combines)?;
     reserve("partial rows", &mut work.partials, partials)
+}
+
+/// Every chunk may be of a tile of its own.
+fn make_room_for_tail(batch: &HostBatch<'_>, tiling: &Tiling, work: &mut WorkList) -> Result<()> {
+    let chunks = tiling.tail_chunks as usize;
+    let items = tiles(batch, tiling).count().saturating_add(chunks);
+    reserve("work items", &mut work.items, items)?;
+    // A split tile has two chunks or more.
+    let rows = chunks.saturating_mul(tiling.q_tile as usize);
+    reserve("combine items", &mut work.combines, rows / 2)?;
+    reserve("partial rows", &mut work.partials, rows)
 }
 
 /// Every share but the last may split a tile. The rows of a split tile have a part on both sides.
@@ -107,72 +117,60 @@ fn make_room_for_shares(batch: &HostBatch<'_>, tiling: &Tiling, work: &mut WorkL
     )
 }
 
-/// Query rows of one request, before its keys are cut.
-struct Tile {
-    request: u32,
-    q_start: u32,
-    q_len: u32,
-    keys: Range<u32>,
+/// Where the pages and the rows of a request are.
+struct Place {
     page_start: i64,
     /// The request's first row within the batch.
     first_token: i32,
-    /// Position of the request's first row.
-    past: i64,
 }
 
-impl Tile {
-    fn push(&self, work: &mut WorkList, partial_rows: &mut u32, cut: &mut Cut) {
-        let (mut kv_start, mut num_chunks) = (self.keys.start, 0);
-        // A request without keys still has rows to write: one item with an empty range.
-        while kv_start < self.keys.end || num_chunks == 0 {
-            let kv_end = cut.end(kv_start, &self.keys);
-            let split = num_chunks > 0 || kv_end < self.keys.end;
-            if cut.begins_share(kv_start, &self.keys) {
-                work.shares.push(work.items.len() as u32);
-            }
-            work.items.push(WorkItem {
-                request: self.request,
-                q_start: self.q_start,
-                q_len: self.q_len,
-                kv_start,
-                kv_end,
-                partial: if split {
-                    *partial_rows + num_chunks * self.q_len
-                } else {
-                    NO_PARTIAL
-                },
-                cost: self.cost(kv_start, kv_end),
-                reserved: 0,
-                page_start: self.page_start,
-                q_token: self.first_token + self.q_start as i32,
-                position: (self.past + i64::from(self.q_start)) as i32,
-            });
-            (kv_start, num_chunks) = (kv_end, num_chunks + 1);
+/// Adds the items of a tile, and what combines them.
+fn push(tile: &Tile, place: &Place, work: &mut WorkList, partial_rows: &mut u32, cut: &mut Cut) {
+    let (mut kv_start, mut num_chunks) = (tile.keys.start, 0);
+    // A request without keys still has rows to write: one item with an empty range.
+    while kv_start < tile.keys.end || num_chunks == 0 {
+        let kv_end = cut.end(kv_start, tile);
+        let split = num_chunks > 0 || kv_end < tile.keys.end;
+        if cut.begins_share(kv_start, tile) {
+            work.shares.push(work.items.len() as u32);
         }
-        if num_chunks > 1 {
-            self.combine(work, *partial_rows, num_chunks);
-            *partial_rows += num_chunks * self.q_len;
-        }
+        let cost = u64::from(tile.seen(&(kv_start..kv_end))) * u64::from(tile.q_len);
+        work.items.push(WorkItem {
+            request: tile.request as u32,
+            q_start: tile.q_start,
+            q_len: tile.q_len,
+            kv_start,
+            kv_end,
+            partial: if split {
+                *partial_rows + num_chunks * tile.q_len
+            } else {
+                NO_PARTIAL
+            },
+            cost: u32::try_from(cost).unwrap_or(u32::MAX),
+            reserved: 0,
+            page_start: place.page_start,
+            q_token: place.first_token + tile.q_start as i32,
+            position: (tile.past + i64::from(tile.q_start)) as i32,
+        });
+        (kv_start, num_chunks) = (kv_end, num_chunks + 1);
     }
-
-    /// Row `r` of chunk `c` lies at partial row `partial + c · q_len + r`.
-    fn combine(&self, work: &mut WorkList, partial: u32, num_chunks: u32) {
-        for row in 0..self.q_len {
-            work.combines.push(CombineItem {
-                q_token: (self.first_token as u32) + self.q_start + row,
-                first: work.partials.len() as u32,
-                count: num_chunks,
-                reserved: 0,
-            });
-            let rows = (0..num_chunks).map(|c| partial + c * self.q_len + row);
-            work.partials.extend(rows);
-        }
+    if num_chunks > 1 {
+        combine(tile, place, work, *partial_rows, num_chunks);
+        *partial_rows += num_chunks * tile.q_len;
     }
+}
 
-    fn cost(&self, kv_start: u32, kv_end: u32) -> u32 {
-        let last_visible = self.past + i64::from(self.q_start + self.q_len);
-        let keys = (i64::from(kv_end).min(last_visible) - i64::from(kv_start)).max(0);
-        u32::try_from(keys * i64::from(self.q_len)).unwrap_or(u32::MAX)
+/// Row `r` of chunk `c` lies at partial row `partial + c · q_len + r`.
+fn combine(tile: &Tile, place: &Place, work: &mut WorkList, partial: u32, num_chunks: u32) {
+    for row in 0..tile.q_len {
+        work.combines.push(CombineItem {
+            q_token: (place.first_token as u32) + tile.q_start + row,
+            first: work.partials.len() as u32,
+            count: num_chunks,
+            reserved: 0,
+        });
+        let rows = (0..num_chunks).map(|c| partial + c * tile.q_len + row);
+        work.partials.extend(rows);
     }
 }
 

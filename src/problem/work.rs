@@ -57,7 +57,7 @@ pub struct CombineItem {
 pub struct WorkList {
     /// Work, the largest first.
     pub items: Vec<WorkItem>,
-    /// How many of the items, the last ones, are [`SmallItems`].
+    /// How many of the items, the last ones, are [`SmallItems`] of a cascade, or chunks of the last tiles of a prefill.
     pub small: u32,
     /// Workers that take an item together, as [`Workers::of_item`] of the tiling. 0 in cascades, where none do.
     pub workers_of_item: u32,
@@ -77,6 +77,17 @@ pub struct WorkList {
     pub order: Vec<u128>,
     /// See `order`.
     pub unordered: Vec<WorkItem>,
+    /// Scratch of estimates of how long a cut takes.
+    pub free: Vec<FreeWorkers>,
+}
+
+/// Workers that are free at the same time.
+#[derive(Debug, Clone, Copy)]
+pub struct FreeWorkers {
+    /// When.
+    pub from: u64,
+    /// How many.
+    pub count: u64,
 }
 
 impl WorkList {
@@ -125,6 +136,8 @@ pub struct Tiling {
     /// Equal shares that a batch may be cut into where chunks of one size would leave workers idle: as many items as run
     /// at a time. 0: chunks alone.
     pub max_shares: u32,
+    /// Chunks of all the tiles together that are cut where whole tiles would leave workers idle at the end. 0: none are.
+    pub tail_chunks: u32,
     /// A worker takes the items of a share, as [`WorkList::shares`] lists them; else the largest item that is left.
     pub takes_shares: bool,
     /// Units of `kv_unit` keys that chunks are to spare the longest request; where they spare no more, nothing is split.

@@ -377,6 +377,7 @@ impl Attention for ReferenceAttention {
             kv_unit: 1,
             max_splits: 0,
             max_shares: 0,
+            tail_chunks: 0,
             takes_shares: false,
             least_gain: 0,
             invariant_chunk: u32::MAX,

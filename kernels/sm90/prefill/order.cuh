@@ -7,18 +7,19 @@ namespace folio::prefill {
 
 // Numbers tiles, which are items times head blocks. Where the keys of all heads exceed the L2, heads come in sections
 // whose keys do not: the items of one section, then those of the next, so that most tiles find their keys there. Within
-// a section neighbours have the same item. Under a causal mask the last quarter of the items, the short ones, is left
-// for the end with all heads: it fills the gaps that long tiles of the last section leave.
+// a section neighbours have the same item. The items of the plan's tail are left for the end with all heads, and so is the last
+// quarter of the items under a causal mask, the short ones: they fill the gaps that long tiles of the last section leave.
 //
 // Derived anew for every tile, off the critical path: its one lane has few registers.
 class TileOrder {
 public:
     __device__ __forceinline__ explicit TileOrder(const FolioPrefillParams &params)
-        : TileOrder(params, params.attention.plan.counts[FOLIO_COUNT_ITEMS]) {}
+        : TileOrder(params, params.attention.plan.counts[FOLIO_COUNT_ITEMS],
+                    params.attention.plan.counts[FOLIO_COUNT_SMALL_ITEMS]) {}
 
-    // Of the first items.
-    __device__ __forceinline__ TileOrder(const FolioPrefillParams &params, u32 num_items)
-        : num_items(num_items), num_heads(head_blocks(params)) {}
+    // Of the first items, of which so many are the tail.
+    __device__ __forceinline__ TileOrder(const FolioPrefillParams &params, u32 num_items, u32 tail)
+        : num_items(num_items), tail(tail), num_heads(head_blocks(params)) {}
 
     // Prefetches the item that the CTA's first tile most often is of.
     static __device__ __forceinline__ void prefetch_first(const FolioPrefillParams &params) {
@@ -31,7 +32,8 @@ public:
     __device__ __forceinline__ u32 num_tiles() const { return num_items * num_heads; }
 
     __device__ __forceinline__ Tile tile(const FolioPrefillParams &params, u32 index) const {
-        const u32 sectioned = params.attention.mask_mode == FOLIO_MASK_CAUSAL ? num_items - num_items / 4 : num_items;
+        const u32 short_ones = params.attention.mask_mode == FOLIO_MASK_CAUSAL ? num_items / 4 : 0;
+        const u32 sectioned = num_items - max(tail, short_ones);
         if (index >= sectioned * num_heads) return make_tile(params, index / num_heads, index % num_heads);
         const u32 width = section_width(params.attention);
         const u32 first = index / (sectioned * width) * width, within = index - first * sectioned;
@@ -53,7 +55,7 @@ private:
         return (kv_heads + sections - 1) / sections * (num_heads / kv_heads);
     }
 
-    u32 num_items, num_heads;
+    u32 num_items, tail, num_heads;
 };
 
 }  // namespace folio::prefill

@@ -37,7 +37,7 @@ class SmallItemsOrder {
 public:
     __device__ __forceinline__ explicit SmallItemsOrder(const FolioPrefillParams &params)
         : small(params.attention.plan.counts[FOLIO_COUNT_SMALL_ITEMS]),
-          large(params, params.attention.plan.counts[FOLIO_COUNT_ITEMS] - small),
+          large(params, params.attention.plan.counts[FOLIO_COUNT_ITEMS] - small, 0),
           num_heads(TileOrder::head_blocks(params)) {
         tiles_of_item = num_heads;
 #pragma unroll

@@ -467,6 +467,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
             Kind::Mla => max_splits,
             Kind::Decode | Kind::Prefill => 0,
         },
+        tail_chunks: 0,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: invariant_chunk(desc),

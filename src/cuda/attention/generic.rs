@@ -131,6 +131,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         kv_unit,
         max_splits: (waves * slots).div_ceil(desc.num_kv_heads),
         max_shares: 0,
+        tail_chunks: 0,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: match desc.kind {

@@ -93,6 +93,7 @@ impl SideBySide {
             q_tile,
             max_splits: at_a_time,
             max_shares: at_a_time,
+            tail_chunks: 0,
             workers: Workers {
                 of_item,
                 ..tiling.workers

@@ -142,6 +142,7 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         kv_unit: 128,
         max_splits: at_a_time,
         max_shares: at_a_time,
+        tail_chunks: 0,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: 2048,

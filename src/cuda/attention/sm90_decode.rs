@@ -314,6 +314,7 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Decode | Kind::Mla => at_a_time,
                 Kind::Prefill => 0,
             },
+            tail_chunks: 0,
             takes_shares: false,
             least_gain: 0,
             invariant_chunk: match self.desc.kind {

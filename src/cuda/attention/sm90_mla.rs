@@ -149,6 +149,7 @@ impl AttentionKernel for Sm90Mla {
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.sm_count,
             max_shares: self.sm_count,
+            tail_chunks: 0,
             takes_shares: true,
             least_gain: 0,
             invariant_chunk: INVARIANT_CHUNK - INVARIANT_CHUNK % self.row.shape.kv_tile,

@@ -144,6 +144,7 @@ impl AttentionKernel for Sm90MlaFew {
             kv_unit: 128,
             max_splits: self.sm_count,
             max_shares: self.sm_count,
+            tail_chunks: 0,
             // Its memory is shared by whoever still has items, and those of fp8 records take longer beside their keys.
             takes_shares: false,
             least_gain: 0,

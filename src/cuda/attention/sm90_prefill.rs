@@ -383,9 +383,10 @@ impl AttentionKernel for Sm90Prefill {
             self.head_blocks,
         );
         if self.kind == Kind::Decode {
-            tiling.max_shares = tiling.max_splits;
+            (tiling.max_shares, tiling.tail_chunks) = (tiling.max_splits, 0);
         }
         if self.own_keys {
+            tiling.tail_chunks = 0;
             tiling.workers.small = SmallItems {
                 rows: self.packing.positions(),
                 keys: MOST_STEPS_OF_SMALL * self.row.shape.kv_tile,
@@ -460,12 +461,14 @@ pub(super) fn tiling(
     sm_count: u32,
     head_blocks: u32,
 ) -> Tiling {
+    // One tile per multiprocessor.
+    let at_a_time = sm_count / head_blocks;
     Tiling {
         q_tile: row.shape.q_tile / WARPGROUP_ROWS * positions,
         kv_unit: row.shape.kv_tile,
-        // One tile per multiprocessor.
-        max_splits: sm_count / head_blocks,
+        max_splits: at_a_time,
         max_shares: 0,
+        tail_chunks: 2 * at_a_time,
         // About what combining takes: 4 to 5 µs on an H200, where a unit is 1.5 to 2.
         takes_shares: false,
         least_gain: 3,
