@@ -193,13 +193,19 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
     folio_combine(const __grid_constant__ FolioCombineParams p) {
     using namespace folio;
     __shared__ Sums sums;
+    // Where all rows of the graph's largest batch are split, the item does not wait for their number.
+    u32 index = blockIdx.x / p.blocks_of_row;
+    FolioCombineItem item = p.plan.combines[index];
     const u32 rows = p.plan.counts[FOLIO_COUNT_COMBINES], blocks_of_row = shared_by(p, rows);
-    const u32 index = blockIdx.x / blocks_of_row, first = blockIdx.x - index * blocks_of_row;
+    if (blocks_of_row != p.blocks_of_row) {
+        index = blockIdx.x / blocks_of_row;
+        item = p.plan.combines[index];
+    }
+    const u32 first = blockIdx.x - index * blocks_of_row;
     if (index >= rows) {
         wait_for_prerequisites();
         return;
     }
-    const FolioCombineItem item = p.plan.combines[index];
     const Parts parts(p, item, threadIdx.x / 32);
     if (item.count == 0 || item.q_token >= p.num_tokens) {
         wait_for_prerequisites();

@@ -228,7 +228,9 @@ mod tests {
     use crate::dtype::DType;
     use crate::error::Result;
     use crate::log::Logger;
-    use crate::problem::{Batch, Checked, Kind, KvLayout, KvStorage, Tiling, WorkList, Workers};
+    use crate::problem::{
+        Batch, Checked, Kind, KvLayout, KvStorage, TailCosts, Tiling, WorkList, Workers,
+    };
     use crate::tensor::Device;
     use std::ptr::{null, null_mut};
 
@@ -265,7 +267,7 @@ mod tests {
                 kv_unit: 1,
                 max_splits: 0,
                 max_shares: 0,
-                tail_chunks: 0,
+                tail: TailCosts::NO_TAIL,
                 takes_shares: false,
                 least_gain: 0,
                 invariant_chunk: 1,

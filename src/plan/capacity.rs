@@ -137,7 +137,7 @@ pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {
         0 => tiling
             .max_splits
             .max(tiling.max_shares)
-            .max(tiling.tail_chunks) as usize,
+            .max(tiling.tail.most_chunks) as usize,
         _ => (tiling.max_splits as usize).saturating_mul(OF_CASCADES),
     }
 }
@@ -147,7 +147,7 @@ pub(super) fn most_splits(desc: &AttentionDesc, tiling: &Tiling) -> usize {
 /// Chunks of one size: with M for `max_splits` and n tiles there are at most M - n splits, or M / 2 where that is more
 /// (`schedule`). k tiles that are split have k chunks more than splits, and k is at most the number of either. So they
 /// have M - n + n chunks at most, or 2 · M / 2. Equal shares: as many splits, and each may be of a tile of its own. A tail:
-/// `tail_chunks`.
+/// `TailCosts::most_chunks`.
 fn most_chunks(tiling: &Tiling, max_splits: usize, tiles: usize) -> usize {
     match tiling.max_shares {
         0 => max_splits,
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::plan::schedule;
-    use crate::problem::{Keys, Kind, KvLayout, PageIds, Pages, Requests, Workers};
+    use crate::problem::{Keys, Kind, KvLayout, PageIds, Pages, Requests, TailCosts, Workers};
     use proptest::prelude::*;
 
     fn desc(lens: &[(i32, i32)], batch_invariant: bool) -> AttentionDesc {
@@ -218,7 +218,7 @@ mod tests {
             max_shares in 0u32..50,
             tail_chunks in 0u32..50,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, tail_chunks, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
+            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, tail: TailCosts { most_chunks: tail_chunks, ..TailCosts::NO_TAIL }, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
             let desc = desc(&lens, batch_invariant);
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));

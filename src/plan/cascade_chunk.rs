@@ -228,7 +228,7 @@ impl Cut {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::problem::{self, Kind, KvLayout, KvStorage, SmallItems};
+    use crate::problem::{self, Kind, KvLayout, KvStorage, SmallItems, TailCosts};
 
     /// The Hopper prefill kernel on 132 multiprocessors, 32 heads over 8 of 128 elements.
     const TILING: Tiling = Tiling {
@@ -236,7 +236,7 @@ mod tests {
         kv_unit: 80,
         max_splits: 12,
         max_shares: 0,
-        tail_chunks: 0,
+        tail: TailCosts::NO_TAIL,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: u32::MAX,

@@ -98,7 +98,7 @@ fn imagine(
 mod tests {
     use super::*;
     use crate::plan::cascade::tests::{assert_rows_meet_their_keys_once, desc, offsets, prefixes};
-    use crate::problem::{CombineItem, NO_PARTIAL, SmallItems, WorkItem, Workers};
+    use crate::problem::{CombineItem, NO_PARTIAL, SmallItems, TailCosts, WorkItem, Workers};
     use proptest::prelude::*;
     use std::ops::Range;
 
@@ -108,7 +108,7 @@ mod tests {
             kv_unit: 16,
             max_splits,
             max_shares: 0,
-            tail_chunks: 0,
+            tail: TailCosts::NO_TAIL,
             takes_shares: false,
             least_gain: 0,
             invariant_chunk: u32::MAX,

@@ -89,7 +89,7 @@ fn make_room(batch: &HostBatch<'_>, tiling: &Tiling, cut: Cut, work: &mut WorkLi
 
 /// Every chunk may be of a tile of its own.
 fn make_room_for_tail(batch: &HostBatch<'_>, tiling: &Tiling, work: &mut WorkList) -> Result<()> {
-    let chunks = tiling.tail_chunks as usize;
+    let chunks = tiling.tail.most_chunks as usize;
     let items = tiles(batch, tiling).count().saturating_add(chunks);
     reserve("work items", &mut work.items, items)?;
     // A split tile has two chunks or more.

@@ -11,12 +11,6 @@ use super::tile::{Tile, tiles};
 use crate::error::Result;
 use crate::problem::{AttentionDesc, FreeWorkers, HostBatch, Tiling};
 
-/// Units of keys in the time that a tile or a chunk takes beside its keys.
-const PIECE: u64 = 3;
-
-/// Bytes of partial results that are written or read in the time of a unit, 1.4 µs of 192 rows on an H200.
-const BYTES_OF_UNIT: u64 = 6 << 20;
-
 /// After so many rounds a last one that is not full costs little.
 const MOST_ROUNDS: usize = 8;
 
@@ -47,11 +41,11 @@ pub(super) fn worthwhile_tail(
     chunk: u32,
     free: &mut Vec<FreeWorkers>,
 ) -> Result<Option<Tail>> {
-    let at_a_time = (tiling.workers.all / tiling.workers.of_item) as usize;
-    let most = MOST_ROUNDS * at_a_time;
-    if tiling.tail_chunks == 0 || most == 0 {
+    if tiling.tail.most_chunks == 0 {
         return Ok(None);
     }
+    let items_of = |rounds| rounds * tiling.workers.all as usize / tiling.workers.of_item as usize;
+    let most = items_of(MOST_ROUNDS);
     let count = tiles(batch, tiling).take(most + 1).count();
     if count == 0 || count > most {
         return Ok(None);
@@ -61,14 +55,19 @@ pub(super) fn worthwhile_tail(
         tiling,
         workers: Dealing::new(free, tiling.workers.all)?,
     };
-    let now = estimate.time(&Tiles::of(batch, tiling, 0), chunk / tiling.kv_unit);
+    let all = Tiles::of(batch, tiling, 0);
+    let now = estimate.time(&all, chunk / tiling.kv_unit);
+    let pays = |least: u64| 100 * now > WORTH * least && now > least + u64::from(tiling.least_gain);
+    if !pays(estimate.least(&all)) {
+        return Ok(None);
+    }
     let (mut best, mut least) = (None, now);
-    let rounds = count / at_a_time;
-    for whole in [rounds, rounds.saturating_sub(1)].map(|rounds| rounds * at_a_time) {
+    let rounds = count * tiling.workers.of_item as usize / tiling.workers.all as usize;
+    for whole in [rounds, rounds.saturating_sub(1)].map(items_of) {
         let tiles = Tiles::of(batch, tiling, whole);
         for chunks in CHUNKS {
             let units = tiles.longest().div_ceil(chunks);
-            if units == 0 || tiles.chunks(units) > u64::from(tiling.tail_chunks) {
+            if units == 0 || tiles.chunks(units) > u64::from(tiling.tail.most_chunks) {
                 break;
             }
             let time = estimate.time(&tiles, units);
@@ -78,8 +77,7 @@ pub(super) fn worthwhile_tail(
             }
         }
     }
-    let pays = 100 * now > WORTH * least && now > least + u64::from(tiling.least_gain);
-    Ok(best.filter(|_| pays))
+    Ok(best.filter(|_| pays(least)))
 }
 
 /// Tiles of about the same number of units, of keys that a causal mask leaves.
@@ -187,10 +185,20 @@ impl Estimate<'_> {
         self.workers.last() + self.combining(parts)
     }
 
+    /// What no tail is below: all workers end together, and parts are put together.
+    fn least(&self, tiles: &Tiles) -> u64 {
+        let tail = self.tiling.tail;
+        let of_class = |class: &Class| class.units + class.count * u64::from(tail.item_units);
+        let units: u64 = present(&tiles.tail).map(of_class).sum();
+        let workers = self.tiling.workers;
+        units * u64::from(workers.of_item) / u64::from(workers.all) + u64::from(tail.combine_units)
+    }
+
     /// So many tiles or chunks of so many units, for all heads.
     fn deal(&mut self, count: u64, units: u64) {
         let pieces = count * u64::from(self.tiling.workers.of_item);
-        self.workers.deal(pieces, units + PIECE);
+        self.workers
+            .deal(pieces, units + u64::from(self.tiling.tail.item_units));
     }
 
     /// So many rows of partial results are written, and read by a second kernel.
@@ -199,6 +207,7 @@ impl Estimate<'_> {
             return 0;
         }
         let row = 4 * u64::from(self.desc.num_qo_heads) * u64::from(self.desc.head_dim_vo);
-        u64::from(self.tiling.combine_units) + 2 * rows * row / BYTES_OF_UNIT
+        u64::from(self.tiling.tail.combine_units)
+            + 2 * rows * row / u64::from(self.tiling.tail.unit_bytes)
     }
 }

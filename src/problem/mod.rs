@@ -52,6 +52,6 @@ pub use row_tensors::RowTensors;
 pub use shared::{SharedPrefix, SharedSegment};
 pub use tree::TreeMaskArgs;
 pub use work::{
-    CombineItem, FreeWorkers, NO_PARTIAL, RequestStarts, SmallItems, Tiling, WorkItem, WorkList,
-    Workers,
+    CombineItem, FreeWorkers, NO_PARTIAL, RequestStarts, SmallItems, TailCosts, Tiling, WorkItem,
+    WorkList, Workers,
 };

@@ -136,8 +136,8 @@ pub struct Tiling {
     /// Equal shares that a batch may be cut into where chunks of one size would leave workers idle: as many items as run
     /// at a time. 0: chunks alone.
     pub max_shares: u32,
-    /// Chunks of all the tiles together that are cut where whole tiles would leave workers idle at the end. 0: none are.
-    pub tail_chunks: u32,
+    /// What it takes to cut the last tiles of a prefill.
+    pub tail: TailCosts,
     /// A worker takes the items of a share, as [`WorkList::shares`] lists them; else the largest item that is left.
     pub takes_shares: bool,
     /// Units of `kv_unit` keys that chunks are to spare the longest request; where they spare no more, nothing is split.
@@ -150,6 +150,29 @@ pub struct Tiling {
     pub own_key_bytes: u32,
     /// What runs the items.
     pub workers: Workers,
+}
+
+/// What it takes to cut the last tiles of a prefill, where whole tiles would leave workers idle at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TailCosts {
+    /// Chunks of all cut tiles together, at most. 0: none is cut.
+    pub most_chunks: u32,
+    /// Units of `kv_unit` keys in the time that an item takes beside its keys.
+    pub item_units: u32,
+    /// Units in the time of the kernel that puts parts together.
+    pub combine_units: u32,
+    /// Bytes of partial results that are written or read in the time of a unit.
+    pub unit_bytes: u32,
+}
+
+impl TailCosts {
+    /// No tile is cut.
+    pub const NO_TAIL: TailCosts = TailCosts {
+        most_chunks: 0,
+        item_units: 0,
+        combine_units: 0,
+        unit_bytes: 1,
+    };
 }
 
 /// Workers that run at a time, threads or blocks of a device, and how many of them an item occupies: a piece of it for

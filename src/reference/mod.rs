@@ -22,7 +22,7 @@ use crate::problem::{
     AppendArgs, AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, CopyArgs,
     CopyWeightsArgs, CpCorrectArgs, CpReorderArgs, GatherArgs, HostBatch, KvStorage, LEAST_BIAS,
     LatentRecords, LogBase, Mask, MaskColumns, MergeArgs, MergeStatesArgs, MergeVarlenArgs,
-    MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs, Tiling,
+    MlaAppendArgs, MlaGatherArgs, PageIds, Pages, ProjectArgs, RopeAppendArgs, TailCosts, Tiling,
     TreeMaskArgs, WorkList, Workers,
 };
 use crate::tensor::{Device, Tensor};
@@ -377,7 +377,7 @@ impl Attention for ReferenceAttention {
             kv_unit: 1,
             max_splits: 0,
             max_shares: 0,
-            tail_chunks: 0,
+            tail: TailCosts::NO_TAIL,
             takes_shares: false,
             least_gain: 0,
             invariant_chunk: u32::MAX,

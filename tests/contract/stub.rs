@@ -67,7 +67,7 @@ impl Attention for Stub {
             kv_unit: 16,
             max_splits: 4,
             max_shares: 0,
-            tail_chunks: 0,
+            tail: TailCosts::NO_TAIL,
             takes_shares: false,
             least_gain: 0,
             invariant_chunk: 64,

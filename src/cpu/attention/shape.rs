@@ -7,7 +7,9 @@ use crate::cpu::isa::Matrix;
 use crate::cpu::kernels::bf16_split;
 use crate::dtype::DType;
 use crate::plan::{Capacity, Regions, UNITS_NOT_SPLIT};
-use crate::problem::{AttentionDesc, CacheFormat, Kind, SmallItems, Tiling, WorkItem, Workers};
+use crate::problem::{
+    AttentionDesc, CacheFormat, Kind, SmallItems, TailCosts, Tiling, WorkItem, Workers,
+};
 use std::ops::Range;
 
 /// Widest rows of queries and keys, and of values and outputs: those of absorbed MLA. They bound the products of
@@ -467,7 +469,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
             Kind::Mla => max_splits,
             Kind::Decode | Kind::Prefill => 0,
         },
-        tail_chunks: 0,
+        tail: TailCosts::NO_TAIL,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: invariant_chunk(desc),

@@ -17,7 +17,7 @@ use crate::cuda::params::{
 };
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind, SmallItems, Tiling, Workers};
+use crate::problem::{AttentionDesc, Kind, SmallItems, TailCosts, Tiling, Workers};
 
 /// The portable kernel: takes every run. It is fast where rows are aligned to 16 bytes.
 #[derive(Debug)]
@@ -126,12 +126,22 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
         Phase::Decode => (128, 3),
         Phase::Prefill => (256, 1),
     };
+    let tail = match desc.kind {
+        Kind::Prefill => TailCosts {
+            most_chunks: 3 * slots / desc.num_kv_heads,
+            // A unit is 8 µs on an H200, in which the memory moves as many bytes.
+            item_units: 1,
+            combine_units: 1,
+            unit_bytes: 32 << 20,
+        },
+        Kind::Decode | Kind::Mla => TailCosts::NO_TAIL,
+    };
     Tiling {
         q_tile: (row.shape.q_tile / desc.group_size()).max(1),
         kv_unit,
         max_splits: (waves * slots).div_ceil(desc.num_kv_heads),
         max_shares: 0,
-        tail_chunks: 0,
+        tail,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: match desc.kind {

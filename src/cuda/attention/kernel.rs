@@ -13,7 +13,7 @@ use crate::cuda::params::AttentionParams;
 use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, CacheForm, Checked, RopeAppendArgs, Tiling, Workers,
+    AttentionArgs, AttentionDesc, CacheForm, Checked, RopeAppendArgs, TailCosts, Tiling, Workers,
 };
 use crate::tensor::Tensor;
 
@@ -93,7 +93,7 @@ impl SideBySide {
             q_tile,
             max_splits: at_a_time,
             max_shares: at_a_time,
-            tail_chunks: 0,
+            tail: TailCosts::NO_TAIL,
             workers: Workers {
                 of_item,
                 ..tiling.workers

@@ -13,7 +13,7 @@ use crate::cuda::kernels::mla::{
 use crate::cuda::mla_params::MlaParams;
 use crate::cuda::params::{Cache, Divisor, Rows, dtype_code, row_alignment};
 use crate::error::Result;
-use crate::problem::{AttentionDesc, CacheFormat, SmallItems, Tiling, Workers};
+use crate::problem::{AttentionDesc, CacheFormat, SmallItems, TailCosts, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// What of [`MlaParams`] the desc decides.
@@ -142,7 +142,7 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         kv_unit: 128,
         max_splits: at_a_time,
         max_shares: at_a_time,
-        tail_chunks: 0,
+        tail: TailCosts::NO_TAIL,
         takes_shares: false,
         least_gain: 0,
         invariant_chunk: 2048,

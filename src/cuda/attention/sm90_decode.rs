@@ -24,7 +24,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{
     AttentionDesc, CacheForm, CacheFormat, Kind, KvLayout, KvStorage, Mask, RopeAppendArgs,
-    SmallItems, Tiling, Workers,
+    SmallItems, TailCosts, Tiling, Workers,
 };
 use crate::tensor::Tensor;
 
@@ -314,7 +314,7 @@ impl AttentionKernel for Sm90Decode {
                 Kind::Decode | Kind::Mla => at_a_time,
                 Kind::Prefill => 0,
             },
-            tail_chunks: 0,
+            tail: TailCosts::NO_TAIL,
             takes_shares: false,
             least_gain: 0,
             invariant_chunk: match self.desc.kind {

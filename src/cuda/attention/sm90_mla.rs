@@ -14,7 +14,7 @@ use crate::cuda::kernels::mla::{MlaRow, MlaVariant, candidates, unsupported};
 use crate::cuda::mla_params::MlaHopperParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, SmallItems, Tiling, Workers};
+use crate::problem::{AttentionDesc, SmallItems, TailCosts, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Columns of a swizzle atom, 128 bytes of 16-bit elements.
@@ -149,7 +149,7 @@ impl AttentionKernel for Sm90Mla {
             kv_unit: self.row.shape.kv_tile,
             max_splits: self.sm_count,
             max_shares: self.sm_count,
-            tail_chunks: 0,
+            tail: TailCosts::NO_TAIL,
             takes_shares: true,
             least_gain: 0,
             invariant_chunk: INVARIANT_CHUNK - INVARIANT_CHUNK % self.row.shape.kv_tile,

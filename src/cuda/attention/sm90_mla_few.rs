@@ -13,7 +13,7 @@ use crate::cuda::kernels::mla::{MlaRow, MlaVariant, RecordSource, candidates, un
 use crate::cuda::mla_few_params::MlaFewParams;
 use crate::cuda::params::row_alignment;
 use crate::error::{Error, Result};
-use crate::problem::{AttentionDesc, SmallItems, Tiling, Workers};
+use crate::problem::{AttentionDesc, SmallItems, TailCosts, Tiling, Workers};
 use crate::tensor::Tensor;
 
 /// Tokens of a slot of the ring, which a box fills where pages allow it.
@@ -144,7 +144,7 @@ impl AttentionKernel for Sm90MlaFew {
             kv_unit: 128,
             max_splits: self.sm_count,
             max_shares: self.sm_count,
-            tail_chunks: 0,
+            tail: TailCosts::NO_TAIL,
             // Its memory is shared by whoever still has items, and those of fp8 records take longer beside their keys.
             takes_shares: false,
             least_gain: 0,

@@ -3,7 +3,9 @@
 use super::*;
 use crate::dtype::DType;
 use crate::plan::chunk_size::{UNITS_NOT_SPLIT, split_budget};
-use crate::problem::{Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Requests, Workers};
+use crate::problem::{
+    Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Requests, TailCosts, Workers,
+};
 use proptest::prelude::*;
 
 fn desc(batch_invariant: bool, kind: Kind) -> AttentionDesc {
@@ -97,7 +99,7 @@ const PLAIN: Tiling = Tiling {
     kv_unit: 16,
     max_splits: 0,
     max_shares: 0,
-    tail_chunks: 0,
+    tail: TailCosts::NO_TAIL,
     takes_shares: false,
     least_gain: 0,
     invariant_chunk: 256,
@@ -135,7 +137,10 @@ fn tilings() -> impl Strategy<Value = Tiling> {
                     kv_unit,
                     max_splits,
                     max_shares,
-                    tail_chunks,
+                    tail: TailCosts {
+                        most_chunks: tail_chunks,
+                        ..TailCosts::NO_TAIL
+                    },
                     takes_shares,
                     invariant_chunk: kv_unit * n,
                     workers: Workers {
@@ -192,7 +197,12 @@ fn prefill_on_hopper(q_tile: u32, head_blocks: u32) -> Tiling {
         q_tile,
         kv_unit: 80,
         max_splits: 132 / head_blocks,
-        tail_chunks: 2 * (132 / head_blocks),
+        tail: TailCosts {
+            most_chunks: 3 * 132 / head_blocks,
+            item_units: 3,
+            combine_units: 5,
+            unit_bytes: 6 << 20,
+        },
         least_gain: 3,
         invariant_chunk: u32::MAX,
         combine_units: 5,
@@ -456,8 +466,8 @@ proptest! {
         let work = cut_as(&lens, &tiling, false, kind);
         let rows = work.partials.len();
         let splits: u32 = work.items.iter().filter(|i| i.kv_start > 0).count() as u32;
-        prop_assert!(splits <= tiling.max_splits.max(tiling.max_shares).max(tiling.tail_chunks));
-        let chunks = tiling.max_splits.max(2 * tiling.max_shares).max(tiling.tail_chunks);
+        prop_assert!(splits <= tiling.max_splits.max(tiling.max_shares).max(tiling.tail.most_chunks));
+        let chunks = tiling.max_splits.max(2 * tiling.max_shares).max(tiling.tail.most_chunks);
         prop_assert!(rows as u32 <= chunks * tiling.q_tile);
         let mut used = vec![false; rows];
         for item in work.items.iter().filter(|item| item.partial != NO_PARTIAL) {
