@@ -163,6 +163,8 @@ pub struct TailCosts {
     pub combine_units: u32,
     /// Bytes of partial results that are written or read in the time of a unit.
     pub unit_bytes: u32,
+    /// Units that the batch is to take less, at least.
+    pub least_gain: u32,
 }
 
 impl TailCosts {
@@ -172,6 +174,7 @@ impl TailCosts {
         item_units: 0,
         combine_units: 0,
         unit_bytes: 1,
+        least_gain: 0,
     };
 }
 

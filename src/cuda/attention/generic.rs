@@ -133,6 +133,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
             item_units: 1,
             combine_units: 1,
             unit_bytes: 32 << 20,
+            least_gain: 2,
         },
         Kind::Decode | Kind::Mla => TailCosts::NO_TAIL,
     };

@@ -202,6 +202,7 @@ fn prefill_on_hopper(q_tile: u32, head_blocks: u32) -> Tiling {
             item_units: 3,
             combine_units: 5,
             unit_bytes: 6 << 20,
+            least_gain: 8,
         },
         least_gain: 3,
         invariant_chunk: u32::MAX,
