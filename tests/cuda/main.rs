@@ -68,6 +68,7 @@ fn main() -> ExitCode {
         case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),
         case("equal_shares", (), problems::equal_shares),
+        case("prefill_tail", (), problems::prefill_tail),
         case(
             "more_parts_than_there_is_room_for",
             (),

@@ -315,6 +315,34 @@ pub fn equal_shares() {
     }
 }
 
+/// Prefill of a few tiles more than run at a time: the last ones are cut, where lengths are on the host.
+pub fn prefill_tail() {
+    let session = session();
+    let lens = |rows| [vec![(rows, 2600)], vec![(1, 2600); 17]].concat();
+    for (mask, window, dim) in [
+        (MaskKind::Causal, None, 128),
+        (MaskKind::Full, None, 64),
+        (MaskKind::Causal, Some((2000, 0)), 128),
+    ] {
+        let problem = Problem {
+            kind: Kind::Prefill,
+            layer: Layer {
+                mask,
+                window,
+                ..Layer::plain()
+            },
+            ..Problem::plain(&lens(60)).of(DType::BF16).heads(8, 8, dim)
+        };
+        for lengths in [&HostMemory as &dyn Memory, &DeviceMemory] {
+            let handle = session.attention(problem.desc()).unwrap();
+            let left = problem.window_to_plan_for();
+            let planned = Planned::within(left, handle, &DeviceMemory, lengths, &problem).unwrap();
+            let layer = LayerData::new(&DeviceMemory, &problem);
+            assert_right(&problem, &planned.run(&layer).unwrap());
+        }
+    }
+}
+
 /// Lengths on the device that need more partial rows than there is room for: wrong results, but nothing is
 /// written behind the workspace, and the next plan is right.
 pub fn more_parts_than_there_is_room_for() {

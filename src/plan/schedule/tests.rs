@@ -239,6 +239,7 @@ fn prompts_on_long_contexts_keep_all_workers_busy() {
         (lengths(4, 811, 31_503), 24, 2),
         (lengths(1, 1496, 29_045), 128, 16),
         (vec![(712, 23_377), (1, 23_377), (1, 23_377)], 24, 2),
+        ([vec![(60, 2600)], lengths(17, 1, 2600)].concat(), 192, 8),
     ] {
         let tiling = prefill_on_hopper(q_tile, head_blocks);
         let work = cut(&lens, &tiling, false);
