@@ -9,6 +9,7 @@ rows, beside the same rows with all in 16 bits, and keys of small pages that are
 """
 
 import dataclasses
+import itertools
 import sys
 
 import torch
@@ -23,7 +24,13 @@ DECODE = [decode(1, 8192, kv_dtype=E4M3), decode(64, 8192, kv_dtype=E4M3), decod
 # With the PFLOP/s to reach.
 PREFILL = [(prefill(1, 16384, 16384, kv_dtype=E4M3), 1.05), (prefill(4, 4096, 4096, kv_dtype=E4M3), 0.97),
            (prefill(16, 1024, 1024, kv_dtype=E4M3), 0.70), (prefill(4, 4096, 4096, causal=False, kv_dtype=E4M3), None),
-           (prefill(8, 512, 8192, kv_dtype=E4M3), None)]
+           (prefill(8, 512, 8192, kv_dtype=E4M3), None),
+           (prefill(4, 4096, 4096, hq=64, d=64, kv_dtype=E4M3), 0.72),
+           (prefill(16, 1024, 1024, hq=64, d=64, kv_dtype=E4M3), None),
+           (prefill(1, 16384, 16384, hq=64, d=64, kv_dtype=E4M3), None),
+           (prefill(4, 4096, 4096, hq=16, d=256, kv_dtype=E4M3), 1.0),
+           (prefill(16, 1024, 1024, hq=16, d=256, kv_dtype=E4M3), None),
+           (prefill(1, 16384, 16384, hq=16, d=256, kv_dtype=E4M3), None)]
 WIDENED = [prefill(batch, tokens, tokens, **dims) for batch, tokens in [(4, 4096), (16, 1024)]
            for dims in [dict(), dict(hq=64, d=64), dict(hq=16, d=256), dict(d=96), dict(page=1)]]
 COPIED = [prefill(4, 4096, 4096, **dims) for dims in [dict(), dict(hq=64, d=64), dict(d=96), dict(hq=16, d=256)]]
@@ -77,15 +84,15 @@ def in_e4m3(row, mean=0.0, width=1.0):
 
 def show_accuracy(context):
     """Relative errors of sampled rows, and what is missing of the mean, at 16k keys."""
-    row = prefill(1, 16384, 16384, kv_dtype=E4M3)
-    for mean, width in [(0, 1), (1, 1), (0, 4), (1, 4)]:
+    rows = [prefill(1, 16384, 16384, kv_dtype=E4M3, **dims) for dims in [dict(), dict(hq=64, d=64), dict(hq=16, d=256)]]
+    for row, (mean, width) in itertools.product(rows, [(0, 1), (1, 1), (0, 4), (1, 4)]):
         w = in_e4m3(row, mean, width)
         handle, run = attention(context, w, FP8_PRODUCTS)
         wrong = answered(run, w)
         rows = [0, 777, 8191, 16383]
         want, got = w.reference(0, rows), w.o[rows].double()
         bias = ((got.mean((1, 2)) - want.mean((1, 2))) / want.mean((1, 2))).tolist() if mean else []
-        print(f"mean {mean} width {width}: error {wrong:.4f}, bias {[f'{x:.4f}' for x in bias]}, {handle.kernel}",
+        print(f"d {row.d} mean {mean} width {width}: error {wrong:.4f}, bias {[f'{x:.4f}' for x in bias]}, {handle.kernel}",
               flush=True)
 
 

@@ -3,17 +3,20 @@
 
 use crate::common::codec::decode;
 use crate::common::dense;
+use crate::common::door::Session;
 use crate::common::instance::{Output, solve};
 use crate::common::problem::{HeadScales, Layer, MaskKind, Problem, Storage, ValueRows};
 use crate::common::random;
 use crate::common::values::Values;
 use crate::gpu::DeviceMemory;
-use crate::problems::session;
+use crate::problems::{session, solve_with};
 use folio::dtype::DType;
 use folio::problem::{Kind, LogBase};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+/// Those that the kernel is compiled for.
+const DIMS: [u32; 3] = [64, 128, 256];
 /// The largest part of a row's norm that its error may take: two equal probabilities whose errors, 1/16 each, have
 /// opposite signs, and a little for scores and sums.
 const ROW_ERROR: f64 = 0.068;
@@ -84,7 +87,7 @@ fn layers() -> impl Strategy<Value = Layer> {
     let window = prop::option::weighted(
         0.4,
         (
-            prop::sample::select(vec![-1, 0, 7, 95, 96, 200]),
+            prop::sample::select(vec![-1, 0, 7, 64, 95, 96, 128, 200]),
             prop::sample::select(vec![-1, 0, 5, 130]),
         ),
     );
@@ -117,30 +120,39 @@ fn layers() -> impl Strategy<Value = Layer> {
 }
 
 fn problems() -> impl Strategy<Value = Problem> {
-    // Several tiles of 192 rows at most, and steps of 96 keys.
+    // Several tiles of 192 rows at most, and steps of 64 to 128 keys.
     let request = prop_oneof![
         4 => (0u32..=60, 0u32..=300),
         1 => (100u32..=260, 90u32..=400),
     ];
     let heads = prop::sample::select(vec![(1u32, 1u32), (2, 2), (4, 1), (6, 2), (5, 1), (16, 1)]);
-    let page = prop::sample::select(vec![8u32, 16, 24, 32, 64, 128]);
+    let page = prop::sample::select(vec![8u32, 16, 24, 32, 64, 128, 256]);
     let o_dtype = prop::sample::select(vec![DType::BF16, DType::F16, DType::F32, DType::F8E4M3]);
     let requests = prop::collection::vec(request, 1..=3);
+    let dim = prop::sample::select(DIMS.to_vec());
     (
         requests,
-        heads,
-        page,
+        (heads, dim),
+        (page, 1u32..=3),
         o_dtype,
         layers(),
         any::<bool>(),
         any::<u64>(),
     )
         .prop_map(
-            |(lens, (num_qo_heads, num_kv_heads), page_size, o_dtype, layer, one_hot, seed)| {
+            |(lens, (heads, dim), (page_size, unused_pages), o_dtype, layer, one_hot, seed)| {
+                let (num_qo_heads, num_kv_heads) = heads;
+                let mut storage = Storage::paged(page_size);
+                if let Storage::Paged {
+                    unused_pages: n, ..
+                } = &mut storage
+                {
+                    *n = unused_pages;
+                }
                 Problem {
                     o_dtype,
                     layer,
-                    storage: Storage::paged(page_size),
+                    storage,
                     // Of ones an output is the weight of few keys, so that a wrong key shows in short
                     // rows. e4m3 has no numbers for such small weights.
                     values: if one_hot && !o_dtype.is_fp8() {
@@ -149,21 +161,36 @@ fn problems() -> impl Strategy<Value = Problem> {
                         ValueRows::Normal
                     },
                     seed,
-                    ..problem(&lens).heads(num_qo_heads, num_kv_heads, 128)
+                    ..problem(&lens).heads(num_qo_heads, num_kv_heads, dim)
                 }
             },
         )
 }
 
 pub fn fp8_products() {
+    random_problems(360, |session, problem| {
+        solve(session, &DeviceMemory, problem)
+    });
+}
+
+pub fn fp8_products_of_device_lengths() {
+    random_problems(90, |session, problem| {
+        solve_with(session, &DeviceMemory, problem)
+    });
+}
+
+fn random_problems(
+    cases: u32,
+    solve: impl Fn(&dyn Session, &Problem) -> folio::error::Result<Output>,
+) {
     let session = session();
     let mut runner = TestRunner::new(Config {
         source_file: Some(file!()),
-        ..random::cases(120)
+        ..random::cases(cases)
     });
     let result = runner.run(&problems(), |problem| {
-        let got = solve(&*session, &DeviceMemory, &problem)
-            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let got =
+            solve(&*session, &problem).map_err(|error| TestCaseError::fail(error.to_string()))?;
         check(&problem, &got).map_err(TestCaseError::fail)
     });
     if let Err(error) = result {
@@ -174,26 +201,29 @@ pub fn fp8_products() {
 /// Long enough for several stretches of sums, and for requests that are split; logits as normal ones, and 4 times as wide.
 pub fn long_fp8_products() {
     let session = session();
-    for (sm_scale, scales) in [
-        (0.0, HeadScales::Absent),
-        (0.35, HeadScales::Absent),
-        (0.2, HeadScales::PerRequest),
-    ] {
-        for lens in [&[(20, 5000)][..], &[(100, 1700), (3, 4000), (97, 97)]] {
-            let problem = Problem {
-                layer: Layer {
-                    sm_scale,
-                    q_scales: scales,
-                    k_scales: scales,
-                    v_scales: scales,
-                    lse: Some(LogBase::E),
-                    ..Layer::plain()
-                },
-                ..problem(lens).heads(4, 2, 128)
-            };
-            let got = solve(&*session, &DeviceMemory, &problem).unwrap();
-            if let Err(difference) = check(&problem, &got) {
-                panic!("{difference}\n{problem:?}");
+    let wide_logits = |dim: u32| 4.0 / (dim as f32).sqrt();
+    for dim in DIMS {
+        for (sm_scale, scales) in [
+            (0.0, HeadScales::Absent),
+            (wide_logits(dim), HeadScales::Absent),
+            (0.2, HeadScales::PerRequest),
+        ] {
+            for lens in [&[(20, 5000)][..], &[(100, 1700), (3, 4000), (97, 97)]] {
+                let problem = Problem {
+                    layer: Layer {
+                        sm_scale,
+                        q_scales: scales,
+                        k_scales: scales,
+                        v_scales: scales,
+                        lse: Some(LogBase::E),
+                        ..Layer::plain()
+                    },
+                    ..problem(lens).heads(4, 2, dim)
+                };
+                let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                if let Err(difference) = check(&problem, &got) {
+                    panic!("{difference}\n{problem:?}");
+                }
             }
         }
     }

@@ -65,6 +65,11 @@ fn main() -> ExitCode {
         case("lse_of_16_bits", (), lse::lse_of_16_bits),
         case("lse_of_16_bits_of_sums", (), lse::lse_of_16_bits_of_sums),
         case("fp8_products", (), fp8_products::fp8_products),
+        case(
+            "fp8_products_of_device_lengths",
+            (),
+            fp8_products::fp8_products_of_device_lengths,
+        ),
         case("long_fp8_products", (), fp8_products::long_fp8_products),
         case("many_requests", (), problems::many_requests),
         case("equal_shares", (), problems::equal_shares),

@@ -89,6 +89,11 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         fp8_products: true,
         ..fp8_prefill
     };
+    let of_width = |head_dim| AttentionDesc {
+        head_dim_qk: head_dim,
+        head_dim_vo: head_dim,
+        ..e4m3
+    };
     let e5m2 = AttentionDesc {
         fp8_products: true,
         ..fp8_prefill
@@ -104,6 +109,8 @@ pub fn creates_say_what_the_faster_kernels_lack() {
     };
     for (desc, kernel, lacks) in [
         (e4m3, "prefill_sm90a_e4m3_d128_q192_paged", ""),
+        (of_width(64), "prefill_sm90a_e4m3_d64_q192_paged", ""),
+        (of_width(256), "prefill_sm90a_e4m3_d256_q128_paged", ""),
         (e5m2, "prefill_sm80_f16_kve5m2_d128_q128", "dtypes"),
         (e4m3_decode, "decode_sm90a_f16_kve4m3_d128_q8_tma", ""),
         (

@@ -267,16 +267,16 @@ pub fn without_fp8_products() {
         fp8_products: true,
         ..prompts(16, [E4M3, E4M3, DType::BF16])
     };
-    let narrow = AttentionDesc {
-        head_dim_qk: 64,
-        head_dim_vo: 64,
+    let other_width = AttentionDesc {
+        head_dim_qk: 96,
+        head_dim_vo: 96,
         ..desc
     };
     let small_pages = AttentionDesc {
         kv: prompts(1, [E4M3; 3]).kv,
         ..desc
     };
-    for desc in [narrow, small_pages] {
+    for desc in [other_width, small_pages] {
         let launches = launches(&recorder, &planned(desc, 1000), &arguments(&desc, 1000));
         assert_eq!(launches[2].name(), "folio_widen_queries");
     }

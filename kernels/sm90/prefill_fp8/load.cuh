@@ -42,7 +42,7 @@ public:
     }
 
 private:
-    static constexpr int OUTSIDE = -256;  // a box, of at most 32 tokens, reads as zeros there
+    static constexpr int OUTSIDE = -256;  // a box, of at most 64 tokens, reads as zeros there
     static constexpr u32 NOWHERE = 0xffffffffu;
 
     const FolioPrefillFp8Params &params;
@@ -95,7 +95,7 @@ private:
         return announced;
     }
 
-    // A box per lane. Answers the next tile, whose number is asked for two steps before the end.
+    // The boxes of a page's tokens per lane. Answers the next tile, whose number is asked for two steps before the end.
     __device__ __forceinline__ const Tile *load(const Tile &tile) {
         const u32 tokens = box_tokens(params), head = tile.kv_head;
         const bool issues = lane < BLOCK / tokens;
@@ -120,9 +120,10 @@ private:
         mbarrier_wait(shared + QUERY_EMPTY + 8 * query.index(), query.parity() ^ 1);
         if (lane == 0) mbarrier_arrive_expect(full, CONSUMERS * QUERY_BYTES);
         __syncwarp();
-        if (lane < CONSUMERS) {
-            tma_load_4d(shared + QUERIES + (query.index() * CONSUMERS + lane) * QUERY_BYTES, q_map, full, 0, tile.head,
-                        tile.token + lane * (GROUP_ROWS >> tile.pack_shift), 0);
+        if (lane < CONSUMERS * PARTS) {
+            const u32 group = lane / PARTS, part = lane % PARTS;
+            tma_load_4d(shared + QUERIES + query.index() * CONSUMERS * QUERY_BYTES + lane * QUERY_PART, q_map, full,
+                        part * COLUMNS, tile.head, tile.token + group * (GROUP_ROWS >> tile.pack_shift), 0);
         }
         query.advance();
     }
@@ -147,7 +148,11 @@ private:
         if (lane == 0) mbarrier_arrive_expect(full, KEY_BYTES);
         __syncwarp();
         if (!issues) return;
-        tma_load_5d(shared + KEYS + block.index() * KEY_BYTES + row * ROW, k_map, full, 0, 0, 0, head, group);
+#pragma unroll
+        for (u32 part = 0; part < PARTS; ++part) {
+            tma_load_5d(shared + KEYS + block.index() * KEY_BYTES + part * KEY_PART + row * ROW, k_map, full,
+                        part * COLUMNS, 0, 0, head, group);
+        }
     }
 
     const FolioPrefillFp8Params &all;

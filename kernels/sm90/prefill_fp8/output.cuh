@@ -6,7 +6,7 @@
 
 namespace folio::prefill_fp8 {
 
-// Sums of P V in 128 columns, and in the last four registers those of P: every column of the ones is the same.
+// Sums of P V in all columns, and in the last four registers those of P: every column of the ones is the same.
 using Output = float[DIM / 2 + 4];
 
 __device__ __forceinline__ float probability_sum(const Output &o, int r) { return o[DIM / 2 + 2 * r]; }
@@ -71,27 +71,33 @@ __device__ __forceinline__ void store_words(u8 *at, const u32 *words) {
 }
 
 // The lanes of a quad have four columns of every 16 each, of which transposed values hold the even ones first. All words
-// are made before the first is stored, because a store reads its registers late: 1 % of the time of 4 x 4k.
+// are made before the first is stored, because a store reads its registers late: 1 % of the time of 4 x 4k. Those of 256
+// columns are made a row at a time, because registers are short.
 template <class Element>
 __device__ __forceinline__ void store_rows_as(const Output &o, const float (&factor)[2], const Destination &to) {
     constexpr u32 SIZE = sizeof(typename Element::Storage);
-    u32 words[2][DIM / 16 * SIZE];
+    constexpr int TOGETHER = DIM > 128 ? 1 : 2;
+    u32 words[TOGETHER][DIM / 16 * SIZE];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int first = 0; first < 2; first += TOGETHER) {
 #pragma unroll
-        for (int block = 0; block < DIM / 16; ++block) {
-            const float *even = o + 8 * block + 2 * r, *odd = even + 4;
-            pack_four<Element>(words[r] + block * SIZE, make_float4(even[0] * factor[r], odd[0] * factor[r],
-                                                                    even[1] * factor[r], odd[1] * factor[r]));
+        for (int r = first; r < first + TOGETHER; ++r) {
+#pragma unroll
+            for (int block = 0; block < DIM / 16; ++block) {
+                const float *even = o + 8 * block + 2 * r, *odd = even + 4;
+                pack_four<Element>(
+                    words[r - first] + block * SIZE,
+                    make_float4(even[0] * factor[r], odd[0] * factor[r], even[1] * factor[r], odd[1] * factor[r]));
+            }
+            pin(words[r - first]);
         }
-        pin(words[r]);
-    }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        if (!to.exists[r]) continue;
+        for (int r = first; r < first + TOGETHER; ++r) {
+            if (!to.exists[r]) continue;
 #pragma unroll
-        for (u32 block = 0; block < DIM / 16; ++block) {
-            store_words<SIZE>(to.row[r] + 16 * SIZE * block, words[r] + block * SIZE);
+            for (u32 block = 0; block < DIM / 16; ++block) {
+                store_words<SIZE>(to.row[r] + 16 * SIZE * block, words[r - first] + block * SIZE);
+            }
         }
     }
 }

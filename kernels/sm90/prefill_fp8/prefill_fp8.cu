@@ -1,91 +1,19 @@
 // Prefill attention on Hopper with queries, keys, probabilities and values in e4m3: wgmma multiplies them at twice the
 // rate of 16 bits. Only for handles that permit probabilities in e4m3. Paged caches with pages of a multiple of 8 tokens,
-// head_dim 128, any type of output. Causal or full, windows, soft cap, sinks, scales of heads and of requests, log-sum-exp.
+// head_dim 64, 128 and 256, any type of output. Causal or full, windows, soft cap, sinks, scales of heads and of requests, log-sum-exp.
 // Custom masks, mm-prefix and ALiBi are the portable kernel's.
 //
-// Four warpgroups, one CTA per multiprocessor, persistent: a warp loads queries and keys, three load values and transpose
-// them, and three warpgroups of 64 query rows each consume. docs/kernels/sm90_prefill_fp8.md says why so.
+// Four warpgroups, one CTA per multiprocessor, persistent: a warp loads queries and keys, two to four load values and
+// transpose them, and three warpgroups of 64 query rows each consume, at head_dim 256 two.
+// docs/kernels/sm90_prefill_fp8.md says why so.
 //
-// The sums of wgmma in e4m3 lose small addends, more the longer a sum is: uninterrupted over 16k keys 14 % of an output
-// whose values have a mean of 1. So they are stretches of PROMOTE_STEPS blocks, which are added up in fp32 in shared
-// memory. Row sums of P go the same way, by a row of ones, and lose alike: most of what is left cancels.
+// The sums of wgmma in e4m3 lose small addends, more the longer a sum is: stretches.cuh breaks them off. Row sums of P go
+// the same way, by a row of ones, and lose alike: most of what is left cancels.
 #include "sm90/prefill_fp8/load.cuh"
-#include "sm90/prefill_fp8/output.cuh"
+#include "sm90/prefill_fp8/stretches.cuh"
 #include "sm90/prefill_fp8/transpose.cuh"
 
 namespace folio::prefill_fp8 {
-
-// Finished stretches of a warp's sums, in shared memory of its own: P V of both rows of each thread in pieces of 16 bytes.
-// What they are short of, by references that rose since, waits in `factor` for the next stretch.
-class Stretches {
-public:
-    // 1440 keys: the output is too small by 0.3 % of the values' mean at 16k keys, as with 768 keys, and values of mean 0
-    // are off by 0.030 of their size instead of 0.0276. 768 keys cost 3 % of time more.
-    static constexpr int PROMOTE_STEPS = 15;
-
-    // Warpgroups begin at different steps, so that they do not wait for shared memory together.
-    __device__ __forceinline__ Stretches(u32 shared, u32 group)
-        : shared(shared), steps(group * PROMOTE_STEPS / CONSUMERS) {}
-
-    __device__ __forceinline__ void rescale(const float (&by)[2]) {
-        factor[0] *= by[0];
-        factor[1] *= by[1];
-    }
-
-    // After a product of a block was added to `o`: true if `o` is a finished stretch, whose sums were taken over.
-    __device__ __forceinline__ bool add_step(const Output &o) {
-        const bool had_any = any();
-        if (++steps % PROMOTE_STEPS != 0) return false;
-#pragma unroll
-        for (int i = 0; i < DIM / 8; ++i) {
-            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (had_any) sum = piece(i);
-            sum = make_float4(fmaf(sum.x, factor[0], o[4 * i]), fmaf(sum.y, factor[0], o[4 * i + 1]),
-                              fmaf(sum.z, factor[1], o[4 * i + 2]), fmaf(sum.w, factor[1], o[4 * i + 3]));
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address(i)), "f"(sum.x), "f"(sum.y),
-                         "f"(sum.z), "f"(sum.w)
-                         : "memory");
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            probabilities[r] = fmaf(probabilities[r], factor[r], probability_sum(o, r));
-            factor[r] = 1.0f;
-        }
-        return true;
-    }
-
-    // Adds all that was taken over to the last stretch.
-    __device__ __forceinline__ void finish(Output &o) const {
-        if (!any()) return;
-#pragma unroll
-        for (int i = 0; i < DIM / 8; ++i) {
-            const float4 sum = piece(i);
-            o[4 * i] = fmaf(sum.x, factor[0], o[4 * i]);
-            o[4 * i + 1] = fmaf(sum.y, factor[0], o[4 * i + 1]);
-            o[4 * i + 2] = fmaf(sum.z, factor[1], o[4 * i + 2]);
-            o[4 * i + 3] = fmaf(sum.w, factor[1], o[4 * i + 3]);
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) o[DIM / 2 + 2 * r] = fmaf(probabilities[r], factor[r], o[DIM / 2 + 2 * r]);
-    }
-
-private:
-    __device__ __forceinline__ bool any() const { return steps >= PROMOTE_STEPS; }
-
-    __device__ __forceinline__ u32 address(int i) const { return shared + (i * 32 + threadIdx.x % 32) * 16; }
-
-    __device__ __forceinline__ float4 piece(int i) const {
-        float4 v;
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                     : "r"(address(i))
-                     : "memory");
-        return v;
-    }
-
-    u32 shared, steps;
-    float probabilities[2] = {}, factor[2] = {1.0f, 1.0f};
-};
 
 // A consumer warpgroup: 64 packed query rows of every tile. While the matrix unit multiplies P V of one step and Q K of
 // the next, the softmax of the next waits only for the latter. Across tiles, the first Q K of a tile overlaps the output
@@ -94,8 +22,8 @@ class Consumer {
 public:
     __device__ __forceinline__ Consumer(const FolioPrefillFp8Params &params, u32 shared)
         : all(params), params(params.attention), shared(shared) {
-        group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - 1;
-        warp_row = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 16 - WARPGROUP / 2;
+        group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0) - PRODUCERS;
+        warp_row = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0) * 16 - PRODUCERS * GROUP_ROWS;
     }
 
     __device__ __forceinline__ void run() {
@@ -181,7 +109,7 @@ private:
 
     // For sums of the warp's rows.
     __device__ __forceinline__ u32 warp_sums() const {
-        return shared + SUMS + (threadIdx.x - WARPGROUP) / 32 * WARP_SUM_BYTES;
+        return shared + SUMS + (threadIdx.x - PRODUCERS * WARPGROUP) / 32 * WARP_SUM_BYTES;
     }
 
     // Queries and the first keys of a tile.
@@ -195,26 +123,44 @@ private:
         if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
     }
 
+    // Queries or keys, swizzled over their rows' width.
+    static __device__ __forceinline__ u64 row_descriptor(u32 address) {
+        return ROW == 128 ? wgmma_descriptor(address, 16, 8 * ROW) : wgmma_descriptor_64(address, 8 * ROW);
+    }
+
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
-        const u64 q =
-            wgmma_descriptor(shared + QUERIES + (query.index() * CONSUMERS + group) * QUERY_BYTES, 16, 8 * ROW);
-        const u64 k = wgmma_descriptor(shared + KEYS + key.index() * KEY_BYTES, 16, 8 * ROW);
+        const u64 q = row_descriptor(shared + QUERIES + (query.index() * CONSUMERS + group) * QUERY_BYTES);
+        const u64 k = row_descriptor(shared + KEYS + key.index() * KEY_BYTES);
         renew(s);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < DIM / 32; ++i) wgmma_e4m3_ss(s, q + 2 * i, k + 2 * i, i != 0);
+        for (u32 i = 0; i < DIM / 32; ++i) {
+            const u32 part = i / (COLUMNS / 32), column = 2 * (i % (COLUMNS / 32));
+            wgmma_e4m3_ss(s, q + part * (QUERY_PART / 16) + column, k + part * (KEY_PART / 16) + column, i != 0);
+        }
         wgmma_commit();
+    }
+
+    // Of 32 keys. An instruction has 256 columns at most.
+    template <int SUMS>
+    static __device__ __forceinline__ void multiply_values(float (&o)[SUMS], const u32 *p, u64 v, int accumulate) {
+        if constexpr (SUMS > 128) {
+            wgmma_e4m3_rs(reinterpret_cast<float(&)[64]>(o), p, v, accumulate);
+            wgmma_e4m3_rs(reinterpret_cast<float(&)[SUMS - 64]>(o[64]), p, v + 128 * VALUE_ROW / 16, accumulate);
+        } else {
+            wgmma_e4m3_rs(o, p, v, accumulate);
+        }
     }
 
     // O += P V of the step in `value`, or O = P V.
     __device__ __forceinline__ void start_output(Probabilities &p, Output &o, bool continues) const {
-        const u64 v = wgmma_descriptor(shared + VALUES + value.index() * VALUE_BYTES, 16, 8 * ROW);
+        const u64 v = wgmma_descriptor(shared + VALUES + value.index() * VALUE_STAGE, 16, 8 * VALUE_ROW);
         pin(o);
         pin(p);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < BLOCK / 32; ++i) wgmma_e4m3_rs(o, p + 4 * i, v + 2 * i, i == 0 ? continues : 1);
+        for (int i = 0; i < BLOCK / 32; ++i) multiply_values(o, p + 4 * i, v + 2 * i, i == 0 ? continues : 1);
         wgmma_commit();
     }
 
@@ -314,7 +260,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
 __device__ __forceinline__ void write_ones(u32 shared) {
     constexpr u32 FOUR_ONES = 0x38383838, PIECES = ONES_BYTES / 16;
     const u32 ones[4] = {FOUR_ONES, FOUR_ONES, FOUR_ONES, FOUR_ONES};
-    for (u32 i = threadIdx.x; i < STAGES * PIECES; i += FOLIO_THREADS) {
+    for (u32 i = threadIdx.x; i < VALUE_BUFFERS * PIECES; i += FOLIO_THREADS) {
         st_shared_v4(shared + VALUES + i / PIECES * VALUE_BYTES + ONES_OFFSET + i % PIECES * 16, ones);
     }
     fence_proxy_async();
@@ -339,17 +285,17 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     write_ones(shared);
     __syncthreads();
     wait_for_prerequisites();
-    // The launch bound gives 512 threads 128 registers each: 4 * 128 = 32 + 3 * 160.
-    if (threadIdx.x < WARPGROUP) {
-        registers_shrink<32>();
+    // The launch bound gives 512 threads 128 registers each: 4 * 128 = 32 + 3 * 160 = 2 * 40 + 2 * 216.
+    if (threadIdx.x < PRODUCERS * WARPGROUP) {
+        registers_shrink<PRODUCERS == 1 ? 32 : 40>();
         const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
         if (warp == 0) {
             Loader(params, &q_map, &k_map, shared_bytes).run();
-        } else {
+        } else if (warp <= TRANSPOSERS) {
             Transposer(params, &v_map, shared).run();
         }
     } else {
-        registers_grow<160>();
+        registers_grow<PRODUCERS == 1 ? 160 : 216>();
         Consumer(params, shared).run();
         // Not earlier: waiting CTAs of the next grid on idle multiprocessors slow this one down.
         allow_dependents();

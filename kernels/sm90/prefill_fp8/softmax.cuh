@@ -20,7 +20,9 @@ __device__ __forceinline__ float quad_max(float x) {
 }
 
 // The thread's first row within the tile.
-__device__ __forceinline__ u32 first_row() { return (threadIdx.x - WARPGROUP) / 32 * 16 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ u32 first_row() {
+    return (threadIdx.x - PRODUCERS * WARPGROUP) / 32 * 16 + threadIdx.x % 32 / 4;
+}
 
 // Keys from `end` on become -inf for one of the thread's rows, or those before `begin`; both count from its first column.
 __device__ __forceinline__ void mask_right(Scores &s, int row, int end) {

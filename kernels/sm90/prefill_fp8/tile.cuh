@@ -14,28 +14,41 @@ namespace folio::prefill_fp8 {
 constexpr int DIM = FOLIO_HEAD_DIM_QK;
 constexpr int WARPGROUP = 128, GROUP_ROWS = 64;  // threads and query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
-constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
+constexpr int PRODUCERS = FOLIO_THREADS / WARPGROUP - CONSUMERS;  // warpgroups that load and transpose, the first ones
+constexpr int BLOCK = FOLIO_KV_TILE;                              // keys of a step
 constexpr int STAGES = 2, QUERY_STAGES = 2;
 constexpr int TILE_SLOTS = 4;  // records of tiles that some warp of the CTA still reads
-constexpr int TRANSPOSERS = 3, TRANSPOSER_KEYS = BLOCK / TRANSPOSERS;
+constexpr int TRANSPOSER_KEYS = 4096 / DIM, TRANSPOSERS = BLOCK / TRANSPOSER_KEYS;  // two to four warps
 constexpr int PLACES = 4, MOST_BOXES = BLOCK / 8;  // blocks whose places are known, boxes of a block
 
-static_assert(DIM == 128 && FOLIO_HEAD_DIM_VO == DIM && BLOCK == 96 && CONSUMERS == 3);
-static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
+static_assert(DIM == 64 || DIM == 128 || DIM == 256);
+static_assert(FOLIO_HEAD_DIM_VO == DIM && FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS % WARPGROUP == 0);
+static_assert(BLOCK % 32 == 0 && BLOCK % TRANSPOSER_KEYS == 0);
 
-// Rows of 128 bytes with the 128-byte swizzle. Queries and keys are [row][dimension]. Values are [key][dimension] as
-// loaded, and then transposed: [dimension][key], followed by 8 rows of ones, whose product with P is the sum of P.
-constexpr u32 ROW = 128;
-constexpr u32 QUERY_BYTES = GROUP_ROWS * ROW, KEY_BYTES = BLOCK * ROW;
-constexpr u32 ONES_OFFSET = DIM * ROW, ONES_BYTES = 8 * ROW, VALUE_BYTES = ONES_OFFSET + ONES_BYTES;
-constexpr u32 WARP_SUM_BYTES = GROUP_ROWS / 4 * DIM * 4;
+// Rows of up to 128 columns, swizzled over their whole width. Queries and keys are [row][dimension], those of 256
+// dimensions in two parts. Values are [key][dimension] as loaded, likewise, and then transposed: [dimension][key] in rows
+// of 128 bytes, followed by 8 rows of ones, whose product with P is the sum of P. Two stages share rows of values where
+// both have room.
+constexpr u32 COLUMNS = DIM < 128 ? DIM : 128, PARTS = DIM / COLUMNS;
+constexpr u32 ROW = COLUMNS, VALUE_ROW = 128;
+constexpr u32 QUERY_PART = GROUP_ROWS * ROW, KEY_PART = BLOCK * ROW;
+constexpr u32 QUERY_BYTES = PARTS * QUERY_PART, KEY_BYTES = PARTS * KEY_PART;
+constexpr u32 ONES_OFFSET = DIM * VALUE_ROW, ONES_BYTES = 8 * VALUE_ROW, VALUE_BYTES = ONES_OFFSET + ONES_BYTES;
+constexpr bool STAGES_SHARE_ROWS = STAGES * BLOCK <= VALUE_ROW;
+constexpr u32 VALUE_BUFFERS = STAGES_SHARE_ROWS ? 1 : STAGES, VALUE_STAGE = STAGES_SHARE_ROWS ? BLOCK : VALUE_BYTES;
+// Sums of finished stretches of keys: fp32, or means in fp16 where there is no room.
+constexpr bool KEEPS_MEANS = DIM > 128;
+constexpr u32 WARP_SUM_BYTES = GROUP_ROWS / 4 * DIM * (KEEPS_MEANS ? 2 : 4);
+
+// The piece of 16 bytes of a row in which the swizzle puts piece 0.
+__device__ __forceinline__ u32 first_piece(u32 row) { return ROW == 128 ? row % 8 : row / 2 % 4; }
 
 // Offsets in shared memory. Buffers are multiples of 1024 bytes: the swizzle needs that.
 constexpr u32 QUERIES = 0;
 constexpr u32 KEYS = QUERIES + QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 constexpr u32 RAW_VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 VALUES = RAW_VALUES + STAGES * KEY_BYTES;
-constexpr u32 SUMS = VALUES + STAGES * VALUE_BYTES;  // of finished stretches of keys, fp32
+constexpr u32 SUMS = VALUES + VALUE_BUFFERS * VALUE_BYTES;
 constexpr u32 TILES = SUMS + 4 * CONSUMERS * WARP_SUM_BYTES;
 constexpr u32 TILE_FULL = TILES + 56 * TILE_SLOTS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
@@ -49,7 +62,8 @@ constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
 constexpr u32 PLACE_FULL = VALUE_EMPTY + 8 * STAGES;
 constexpr u32 PLACE_READ = PLACE_FULL + 8 * PLACES;
 constexpr u32 PLACE_RECORDS = PLACE_READ + 8 * PLACES;
-static_assert(PLACE_RECORDS + 52 * PLACES <= FOLIO_SHARED_BYTES && TILES + 1024 == FOLIO_SHARED_BYTES);
+static_assert(PLACE_RECORDS + 4 * (MOST_BOXES + 1) * PLACES <= FOLIO_SHARED_BYTES &&
+              TILES + 1024 == FOLIO_SHARED_BYTES);
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers: one register.
 template <u32 DEPTH>
@@ -68,9 +82,9 @@ __device__ __forceinline__ u32 packed_heads(const FolioAttentionParams &params) 
     return group & -group;
 }
 
-// Tokens of a TMA box: the largest power of two that divides a page and a step.
+// Tokens of a TMA box: the largest power of two that divides a page and what a transposing warp loads.
 __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
-    const u32 both = params.page_size | BLOCK;
+    const u32 both = params.page_size | TRANSPOSER_KEYS;
     return both & -both;
 }
 
@@ -101,7 +115,7 @@ struct Place {
     int group[MOST_BOXES];
     u32 head;
 };
-static_assert(sizeof(Place) == 52);
+static_assert(sizeof(Place) == 4 * (MOST_BOXES + 1));
 
 __device__ __forceinline__ Place *shared_places() {
     extern __shared__ __align__(1024) u8 shared_bytes[];

@@ -1,5 +1,6 @@
 // The transposing warps of the Hopper fp8 prefill kernel. wgmma takes values in e4m3 only with their keys contiguous,
-// which no cache has: three warps turn [key][dimension] into [dimension][key]. Each loads its third of a block by TMA.
+// which no cache has: two to four warps turn [key][dimension] into [dimension][key]. Each loads its share of a block's
+// keys by TMA.
 //
 // The order within 16 keys becomes 0 1 8 9 | 2 3 10 11 | 4 5 12 13 | 6 7 14 15. It is what a thread's accumulators of
 // Q K give as an operand without a shuffle (softmax.cuh). Of 16 dimensions the even ones come first, in rows 0 to 7,
@@ -34,9 +35,9 @@ public:
 private:
     // Computed where they are used: this warp has 32 registers.
     static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
-    static __device__ __forceinline__ u32 third() { return threadIdx.x / 32 - 1; }
+    static __device__ __forceinline__ u32 share() { return threadIdx.x / 32 - 1; }
     __device__ __forceinline__ u32 raw_full(u32 stage) const {
-        return shared + RAW_FULL + 8 * (third() * STAGES + stage);
+        return shared + RAW_FULL + 8 * (share() * STAGES + stage);
     }
 
     // One block, of which the first `keys` exist.
@@ -45,14 +46,22 @@ private:
         while (loads_more()) load();
         mbarrier_wait(shared + VALUE_EMPTY + 8 * block.index(), block.parity() ^ 1);
         mbarrier_wait(raw_full(block.index()), block.parity());
-        const u32 lane = kept(this->lane()), key = lane % 16, sixteen = third() * TRANSPOSER_KEYS / 16;
-        const u32 source =
-            shared + RAW_VALUES + block.index() * KEY_BYTES + (16 * sixteen + key) * ROW + ((lane / 16 ^ key & 7) << 4);
-        const u32 target = shared + VALUES + block.index() * VALUE_BYTES + lane * ROW + ((sixteen ^ lane & 7) << 4);
+        const u32 lane = kept(this->lane()), stage = block.index(), key = lane % 16;
+        const u32 sixteen = share() * (TRANSPOSER_KEYS / 16),
+                  piece = sixteen + (STAGES_SHARE_ROWS ? stage * BLOCK / 16 : 0);
+        const u32 source = shared + RAW_VALUES + stage * KEY_BYTES + (16 * sixteen + key) * ROW +
+                           ((lane / 16 ^ first_piece(key)) << 4);
+        const u32 target = shared + VALUES + (STAGES_SHARE_ROWS ? 0 : stage * VALUE_BYTES) + lane * VALUE_ROW +
+                           ((piece ^ lane & 7) << 4);
         keys -= static_cast<int>(16 * sixteen);
-        static_assert(TRANSPOSER_KEYS == 32);
-        transpose(source, target, keys);
-        transpose(source + 16 * ROW, target ^ 1 << 4, keys - 16);
+#pragma unroll
+        for (u32 i = 0; i < TRANSPOSER_KEYS / 16; ++i) {
+#pragma unroll
+            for (u32 part = 0; part < PARTS; ++part) {
+                transpose(source + part * KEY_PART + 16 * i * ROW, (target ^ i << 4) + part * COLUMNS * VALUE_ROW,
+                          keys - 16 * static_cast<int>(i));
+            }
+        }
         fence_proxy_async();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared + VALUE_FULL + 8 * block.index());
@@ -66,47 +75,50 @@ private:
         return __any_sync(FULL_WARP, mbarrier_test(shared + PLACE_FULL + 8 * at, parity));
     }
 
-    // This warp's keys of a block, a box per lane. Boxes that read as zeros count in full.
+    // This warp's keys of a block, the boxes of a page's tokens per lane. Boxes that read as zeros count in full.
     __device__ __forceinline__ void load() {
         const u32 at = loaded.count % PLACES, parity = loaded.count / PLACES % 2, tokens = box_tokens(params);
-        const u32 full = raw_full(loaded.index()), first = third() * TRANSPOSER_KEYS;
+        const u32 full = raw_full(loaded.index()), first = share() * TRANSPOSER_KEYS;
         mbarrier_wait(shared + PLACE_FULL + 8 * at, parity);
-        if (lane() == 0) mbarrier_arrive_expect(full, TRANSPOSER_KEYS * ROW);
+        if (lane() == 0) mbarrier_arrive_expect(full, TRANSPOSER_KEYS * DIM);
         __syncwarp();
         if (lane() < TRANSPOSER_KEYS / tokens) {
             const u32 row = first + lane() * tokens;
             const Place &place = shared_places()[at];
-            tma_load_5d(shared + RAW_VALUES + loaded.index() * KEY_BYTES + row * ROW, v_map, full, 0, 0, 0, place.head,
-                        place.group[row / tokens]);
+#pragma unroll
+            for (u32 part = 0; part < PARTS; ++part) {
+                tma_load_5d(shared + RAW_VALUES + loaded.index() * KEY_BYTES + part * KEY_PART + row * ROW, v_map, full,
+                            part * COLUMNS, 0, 0, place.head, place.group[row / tokens]);
+            }
         }
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(shared + PLACE_READ + 8 * at);
         loaded.advance();
     }
 
-    // 16 keys in all dimensions, of which the first `keys` exist: the others become zeros, because 0 x NaN would reach the
+    // 16 keys in the dimensions of a part, of which the first `keys` exist: the others become zeros, because 0 x NaN would reach the
     // output.
     static __device__ __forceinline__ void transpose(u32 source, u32 target, int keys) {
-        u32 x[DIM / 32][4];
+        u32 x[COLUMNS / 32][4];
 #pragma unroll
-        for (u32 i = 0; i < DIM / 32; ++i) ldmatrix_x4_trans(x[i], source ^ i << 5);
+        for (u32 i = 0; i < COLUMNS / 32; ++i) ldmatrix_x4_trans(x[i], source ^ i << 5);
         if (keys < 16) clear(x, keys);
 #pragma unroll
-        for (u32 i = 0; i < DIM / 32; ++i) {
+        for (u32 i = 0; i < COLUMNS / 32; ++i) {
             const u32 columns[4] = {__byte_perm(x[i][0], x[i][1], 0x6420), __byte_perm(x[i][0], x[i][1], 0x7531),
                                     __byte_perm(x[i][2], x[i][3], 0x6420), __byte_perm(x[i][2], x[i][3], 0x7531)};
-            stmatrix_x4(target + i * 32 * ROW, columns);
+            stmatrix_x4(target + i * 32 * VALUE_ROW, columns);
         }
     }
 
     // A register has two dimensions of keys 2 (lane % 4) and the next, of the second eight keys where it is odd.
-    static __device__ __forceinline__ void clear(u32 (&x)[DIM / 32][4], int keys) {
+    static __device__ __forceinline__ void clear(u32 (&x)[COLUMNS / 32][4], int keys) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int existing = keys - 2 * static_cast<int>(lane() % 4) - 8 * (i % 2);
             const u32 kept = existing <= 0 ? 0 : existing == 1 ? 0xffff : 0xffffffff;
 #pragma unroll
-            for (u32 j = 0; j < DIM / 32; ++j) x[j][i] &= kept;
+            for (u32 j = 0; j < COLUMNS / 32; ++j) x[j][i] &= kept;
         }
     }
 

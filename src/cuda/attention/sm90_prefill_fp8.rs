@@ -18,8 +18,8 @@ use crate::error::Result;
 use crate::problem::{AttentionDesc, KvStorage, Tiling};
 use crate::tensor::Tensor;
 
-/// Columns of a swizzle atom, 128 bytes.
-const ATOM: u32 = 128;
+/// Columns of a swizzle atom at most, 128 bytes. Wider rows come in several boxes.
+const MOST_COLUMNS: u32 = 128;
 /// Query heads that share a tile at most; also in the kernel.
 const MOST_PACKED_HEADS: u32 = 16;
 
@@ -75,28 +75,47 @@ impl Sm90PrefillFp8 {
         }))
     }
 
-    /// A box is the rows of a warpgroup: `[column block][position][packed head][column]`.
+    /// Columns of a box.
+    fn box_columns(&self) -> u32 {
+        self.row.shape.head_dim_qk.min(MOST_COLUMNS)
+    }
+
+    /// A box's rows in shared memory are as wide as it.
+    fn swizzle(&self) -> Swizzle {
+        match self.box_columns() {
+            MOST_COLUMNS => Swizzle::Span128,
+            _ => Swizzle::Span64,
+        }
+    }
+
+    /// Keys that a warp loads and transposes at a time; also in the kernel.
+    fn transposer_keys(&self) -> u32 {
+        4096 / self.row.shape.head_dim_vo
+    }
+
+    /// A box is the rows of a warpgroup: `[1][position][packed head][column]`.
     fn query_map(&self, q: &Tensor) -> Map {
         Map::new(q)
-            .dimension(ATOM, ATOM, 1)
+            .dimension(q.extent(2) as u32, self.box_columns(), 1)
             .dimension(q.extent(1) as u32, self.packed_heads, q.stride(1))
             .dimension(
                 q.extent(0) as u32,
                 WARPGROUP_ROWS / self.packed_heads,
                 q.stride(0),
             )
-            .dimension(1, 1, i64::from(ATOM))
+            .dimension(1, 1, 0)
     }
 
-    /// `[8-token group][head][column block][token][column]`, where the groups of a page follow one another and pages are a
-    /// whole number of groups apart; a box is as many groups as a page and a step have in common.
+    /// `[8-token group][head][1][token][column]`, where the groups of a page follow one another and pages are a
+    /// whole number of groups apart; a box is as many groups as a page and the keys of a
+    /// transposing warp have in common.
     fn cache_map(&self, cache: &Tensor) -> Map {
-        let box_tokens = 1 << (self.page_size | self.row.shape.kv_tile).trailing_zeros();
+        let box_tokens = 1 << (self.page_size | self.transposer_keys()).trailing_zeros();
         let token = cache.stride(1);
         Map::new(cache)
-            .dimension(ATOM, ATOM, 1)
+            .dimension(cache.extent(3) as u32, self.box_columns(), 1)
             .dimension(GROUP, GROUP, token)
-            .dimension(1, 1, i64::from(ATOM))
+            .dimension(1, 1, 0)
             .dimension(cache.extent(2) as u32, 1, cache.stride(2))
             .dimension(
                 num_groups(cache, self.page_size) as u32,
@@ -168,8 +187,8 @@ impl AttentionKernel for Sm90PrefillFp8 {
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let args = run.args;
-        let encode =
-            |map: Map| -> Result<TensorMap> { map.encode(current.driver(), Swizzle::Span128) };
+        let swizzle = self.swizzle();
+        let encode = |map: Map| -> Result<TensorMap> { map.encode(current.driver(), swizzle) };
         let maps = [
             encode(self.query_map(&args.q))?,
             encode(self.cache_map(&args.k))?,

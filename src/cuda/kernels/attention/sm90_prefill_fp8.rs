@@ -13,25 +13,37 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     symbol: "folio_prefill_fp8_sm90",
     types: &[same(DType::F8E4M3)],
     any_output: true,
-    shapes: &[Shape {
-        head_dim_qk: 128,
-        head_dim_vo: 128,
-        q_tile: 192,
-        kv_tile: 96,
-        // Three warpgroups of 64 query rows, and one that loads and transposes.
-        threads: 512,
-    }],
+    // Of four warpgroups three have 64 query rows each, and one loads and transposes; at head_dim 256 two and two.
+    shapes: &[
+        shape(64, 192, 128),
+        shape(128, 192, 96),
+        shape(256, 128, 64),
+    ],
     fit: Fit::Exact,
     shared_bytes,
     bundled: true,
 }];
 
-/// Two stages of queries, keys, values as loaded and values transposed (a pitch of 128 keys, and 8 rows of ones), sums in
-/// fp32, and 1024 bytes of barriers and tile records; the kernel asserts that it comes to the same.
+const fn shape(head_dim: u32, q_tile: u32, kv_tile: u32) -> Shape {
+    Shape {
+        head_dim_qk: head_dim,
+        head_dim_vo: head_dim,
+        q_tile,
+        kv_tile,
+        threads: 512,
+    }
+}
+
+/// Two stages of queries, keys, values as loaded and values transposed (a pitch of 128 keys, and 8 rows of ones), sums, and
+/// 1024 bytes of barriers and tile records; the kernel asserts that it comes to the same.
 fn shared_bytes(_: AttentionTypes, shape: Shape) -> u32 {
     let queries = shape.q_tile * shape.head_dim_qk;
     let block = shape.kv_tile * (shape.head_dim_qk + shape.head_dim_vo);
-    let transposed = (shape.head_dim_vo + 8) * 128;
-    let sums = shape.q_tile * shape.head_dim_vo * 4;
-    2 * (queries + block + transposed) + sums + 1024
+    // Two short stages are two halves of the same rows.
+    let pitches = if shape.kv_tile <= 64 { 1 } else { 2 };
+    let transposed = pitches * (shape.head_dim_vo + 8) * 128;
+    // Where fp32 leaves no room they are means in fp16.
+    let of_sum = if shape.head_dim_vo <= 128 { 4 } else { 2 };
+    let sums = shape.q_tile * shape.head_dim_vo * of_sum;
+    2 * (queries + block) + transposed + sums + 1024
 }
