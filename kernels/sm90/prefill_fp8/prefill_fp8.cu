@@ -40,6 +40,7 @@ public:
             Stretches stretches(warp_sums(), group);
             bool continues = false;  // o holds sums
             first_step(*tile, steps, s, p, rows);
+            test_next();
 #pragma unroll 1
             while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows, stretches, continues);
 #pragma unroll 1
@@ -118,6 +119,29 @@ private:
         mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
     }
 
+    static __device__ __forceinline__ void await_tested(u32 barrier, u32 parity, u32 passed) {
+        asm volatile(
+            "{\n"
+            ".reg .pred done;\n"
+            "setp.ne.u32 done, %2, 0;\n"
+            "@done bra passed;\n"
+            "again:\n"
+            "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+            "@!done bra again;\n"
+            "passed:\n"
+            "}"
+            :
+            : "r"(barrier), "r"(parity), "r"(passed)
+            : "memory");
+    }
+
+    __device__ __forceinline__ void test_next() {
+        Ring<STAGES> next = key;
+        next.advance();
+        has_keys = mbarrier_test(shared + KEY_FULL + 8 * next.index(), next.parity());
+        has_values = mbarrier_test(shared + VALUE_FULL + 8 * value.index(), value.parity());
+    }
+
     // Once per warp: the barriers count warps.
     __device__ __forceinline__ void release(u32 barrier) const {
         if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
@@ -164,23 +188,27 @@ private:
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void release_scores(const TileSteps &steps, Scores &s) {
+    __device__ __forceinline__ void release_keys(const TileSteps &steps) const {
         release(shared + KEY_EMPTY + 8 * key.index());
         if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
-        if (steps.transformed()) steps.logits.transform(s);
     }
 
-    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s) {
-        release_scores(steps, s);
+    // What most steps do without is behind one branch.
+    __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s,
+                                                  Rows &rows) const {
         const bool right = steps.masked_right(), left = steps.masked_left();
+        if (!(steps.transformed() | right | left | rows.some_unset)) return;
+        if (steps.transformed()) steps.logits.transform(s);
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
+        if (rows.some_unset) rows.set_first(s, steps.logits.exponent);
     }
 
     __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                                Rows &rows) {
         wgmma_wait<0>();
         pin(s);
-        release_scores(steps, s);
+        release_keys(steps);
+        if (steps.transformed()) steps.logits.transform(s);
         if (steps.masked_left()) mask_keys(s, params, tile, steps.block, false, true);
         rows.begin(s, steps.logits.exponent, KeysBefore(params, tile, warp_row, steps.block));
         pack_probabilities(p, s);
@@ -189,22 +217,23 @@ private:
     __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
                                               Output &o, Rows &rows, Stretches &stretches, bool &continues) {
         key.advance();
-        mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
+        await_tested(shared + KEY_FULL + 8 * key.index(), key.parity(), has_keys);
         start_scores(s);
-        mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
+        await_tested(shared + VALUE_FULL + 8 * value.index(), value.parity(), has_values);
         start_output(p, o, continues);
         wgmma_wait<1>();
         pin(s);
-        finish_scores(tile, steps, s);
-        float factor[2];
-        const bool rises = rows.update(s, steps.logits.exponent, factor);
+        release_keys(steps);
+        finish_scores(tile, steps, s, rows);
+        rows.subtract(s, steps.logits.exponent);
         wgmma_wait<0>();
         pin(o);
         pin(p);
         release(shared + VALUE_EMPTY + 8 * value.index());
         value.advance();
-        pack_probabilities(p, s);
-        if (rises) {
+        test_next();
+        float factor[2];
+        if (rows.exponentials(p, s, factor)) {
 #pragma unroll
             for (int i = 0; i < DIM / 2 + 4; ++i) o[i] *= factor[i / 2 % 2];
             stretches.rescale(factor);
@@ -230,6 +259,7 @@ private:
     Ring<TILE_SLOTS> slot;
     Ring<QUERY_STAGES> query;
     Ring<STAGES> key, value;
+    u32 has_keys, has_values;
 };
 
 __device__ __forceinline__ void init_barriers(u32 shared) {

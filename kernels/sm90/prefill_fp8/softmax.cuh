@@ -12,6 +12,8 @@
 namespace folio::prefill_fp8 {
 
 using Scores = float[BLOCK / 2];
+// The four probabilities of a register belong to keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of 16, q being lane % 4: that is
+// the order of the keys of transposed values.
 using Probabilities = u32[BLOCK / 8];
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -73,17 +75,19 @@ struct KeysBefore {
 };
 
 // The references of the exponentials of the thread's two rows: P = 2^(logit - reference). A row's largest probability
-// is at most 2^MOST, within e4m3's 448; smaller ones keep their three bits down to 2^-6 and vanish below 2^-10. The
-// reference follows the maximum only where that would exceed this, because to follow costs a pass over the output. Where
+// is at most 2^8, within e4m3's 448; smaller ones keep their three bits down to 2^-6 and vanish below 2^-10. The
+// reference follows the maximum only where that would be exceeded, because to follow costs a pass over the output. Where
 // it is set the maximum becomes 2^HEADROOM: less the first time, when a row has seen few keys and is likely to rise.
-struct Rows {
-    static constexpr float MOST = 8.0f, HEADROOM = 4.0f, FIRST_HEADROOM = 2.0f;
-    float limit[2] = {minus_infinity(), minus_infinity()};  // a product above it raises the reference
-    float reference[2] = {};
-    bool negative_limit = true;  // in some lane of the warp
+//
+// Maxima are not taken: rounded probabilities tell that one was too large, which is rare, and then all are made again.
+class Rows {
+public:
+    // Of a row that has seen no key it is infinite: its probabilities are 0.
+    float reference[2] = {-minus_infinity(), -minus_infinity()};
+    bool some_unset = true;  // in some lane of the warp
 
-    // As `update`, of the first block of a tile, whose last keys are often hidden from all of the warp's rows: they are
-    // passed over, 32 at a time. 16 at a time cost more in branches than they save.
+    // P of the first block of a tile, whose last keys are often hidden from all of the warp's rows: they are passed over,
+    // 32 at a time. 16 at a time cost more in branches than they save.
     __device__ __forceinline__ void begin(Scores &s, float scale, const KeysBefore &keys) {
         float largest[2] = {minus_infinity(), minus_infinity()};
 #pragma unroll
@@ -100,8 +104,7 @@ struct Rows {
 #pragma unroll
             for (int i = 0; i < 16; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], part[i]);
         }
-        float unused[2];
-        raise(largest, scale, unused);
+        set(largest, scale);
 #pragma unroll
         for (int first = 0; first < BLOCK; first += 32) {
             float(&part)[16] = reinterpret_cast<float(&)[16]>(s[first / 2]);
@@ -116,22 +119,36 @@ struct Rows {
         }
     }
 
-    // s becomes P in fp32. True if the output must be multiplied by `factor`.
-    __device__ __forceinline__ bool update(Scores &s, float scale, float (&factor)[2]) {
+    // Sets the references of rows that had seen no key before this block.
+    __device__ __forceinline__ void set_first(const Scores &s, float scale) {
         float largest[2];
-        if (negative_limit) {
-            block_max(s, largest);
-        } else {
-            block_max_above_zero(s, largest);
-        }
-        const bool rises = __any_sync(FULL_WARP, largest[0] > limit[0] || largest[1] > limit[1]);
-        if (rises) raise(largest, scale, factor);
+        block_max(s, largest);
+        set(largest, scale);
+    }
+
+    // s becomes the exponents of P.
+    __device__ __forceinline__ void subtract(Scores &s, float scale) const {
 #pragma unroll
-        for (int i = 0; i < BLOCK / 2; ++i) s[i] = exp2_approx(fmaf(s[i], scale, -reference[i / 2 % 2]));
+        for (int i = 0; i < BLOCK / 2; ++i) s[i] = fmaf(s[i], scale, -reference[i / 2 % 2]);
+    }
+
+    // P from its exponents. True if the output must be multiplied by `factor`.
+    __device__ __forceinline__ bool exponentials(Probabilities &p, Scores &s, float (&factor)[2]) {
+        pack_exponentials(p, s);
+        const bool rises = __any_sync(FULL_WARP, exceeds(p));
+        if (rises) {
+            raise(s, factor);
+            pack_exponentials(p, s);
+        }
         return rises;
     }
 
 private:
+    static constexpr float HEADROOM = 4.0f, FIRST_HEADROOM = 2.0f;
+    static constexpr float MOST = 7.9f;  // exponents above it may be rounded to 2^8
+
+    __device__ __forceinline__ bool is_unset(int r) const { return reference[r] == -minus_infinity(); }
+
     static __device__ __forceinline__ void block_max(const Scores &s, float (&largest)[2]) {
         largest[0] = fmaxf(s[0], s[1]);
         largest[1] = fmaxf(s[2], s[3]);
@@ -142,44 +159,50 @@ private:
         }
     }
 
-    // By integers, of which one instruction takes three: their order is that of floats from 0 on, so that the result is
-    // right wherever the maximum exceeds a limit that is not negative. Two chains for each row.
-    static __device__ __forceinline__ void block_max_above_zero(const Scores &s, float (&largest)[2]) {
-        int x[4];
+    static __device__ __forceinline__ void pack_exponentials(Probabilities &p, const Scores &s) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) x[k] = max(__float_as_int(s[2 * k]), __float_as_int(s[2 * k + 1]));
-#pragma unroll
-        for (int i = 8; i < BLOCK / 2; i += 8) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                x[k] = max(max(x[k], __float_as_int(s[i + 2 * k])), __float_as_int(s[i + 2 * k + 1]));
-            }
+        for (int i = 0; i < BLOCK / 8; ++i) {
+            const int first = i / 2 * 8 + i % 2 * 2;
+            p[i] = pack_e4m3(exp2_approx(s[first]), exp2_approx(s[first + 1]), exp2_approx(s[first + 4]),
+                             exp2_approx(s[first + 5]));
         }
-        largest[0] = __int_as_float(max(x[0], x[2]));
-        largest[1] = __int_as_float(max(x[1], x[3]));
     }
 
-    __device__ __forceinline__ void raise(float (&largest)[2], float scale, float (&factor)[2]) {
+    // Whether a probability is 2^8 or more: an exponent field of ones, to which 8 adds the sign.
+    static __device__ __forceinline__ bool exceeds(const Probabilities &p) {
+        u32 signs = 0;
+#pragma unroll
+        for (int i = 0; i < BLOCK / 8; ++i) signs |= p[i] + 0x08080808;
+        return (signs & 0x80808080) != 0;
+    }
+
+    __device__ __forceinline__ void set(float (&largest)[2], float scale) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             largest[r] = quad_max(largest[r]);
-            factor[r] = 1.0f;
-            if (largest[r] > limit[r]) {
-                const bool first = limit[r] == minus_infinity();
-                const float headroom = first ? FIRST_HEADROOM : HEADROOM;
-                const float raised = fmaf(largest[r], scale, -headroom);
-                // At the first keys of a row the reference is 0 and means nothing.
-                factor[r] = first ? 0.0f : exp2_approx(reference[r] - raised);
-                reference[r] = raised;
-                limit[r] = largest[r] + (MOST - headroom) * reciprocal_approx(scale);
+            if (is_unset(r) && largest[r] > minus_infinity()) {
+                reference[r] = fmaf(largest[r], scale, -FIRST_HEADROOM);
             }
         }
-        negative_limit = __any_sync(FULL_WARP, limit[0] < 0.0f || limit[1] < 0.0f);
+        some_unset = __any_sync(FULL_WARP, is_unset(0) || is_unset(1));
+    }
+
+    __device__ __forceinline__ void raise(Scores &s, float (&factor)[2]) {
+        float largest[2], rise[2];
+        block_max(s, largest);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            largest[r] = quad_max(largest[r]);
+            rise[r] = largest[r] > MOST ? largest[r] - HEADROOM : 0.0f;
+            factor[r] = exp2_approx(-rise[r]);
+            reference[r] += rise[r];
+        }
+#pragma unroll
+        for (int i = 0; i < BLOCK / 2; ++i) s[i] -= rise[i / 2 % 2];
     }
 };
 
-// P as an operand of P V. The four probabilities of a register belong to keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of 16, q
-// being lane % 4: that is the order of the keys of transposed values.
+// P as an operand of P V, as Rows makes it.
 __device__ __forceinline__ void pack_probabilities(Probabilities &p, const Scores &s) {
 #pragma unroll
     for (int i = 0; i < BLOCK / 8; ++i) {

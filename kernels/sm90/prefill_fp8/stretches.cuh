@@ -64,7 +64,7 @@ public:
 
     // Warpgroups begin at different steps, so that they do not wait for shared memory together.
     __device__ __forceinline__ Stretches(u32 shared, u32 group)
-        : shared(shared), steps(group * PROMOTE_STEPS / CONSUMERS) {}
+        : shared(shared), left(PROMOTE_STEPS - group * PROMOTE_STEPS / CONSUMERS) {}
 
     __device__ __forceinline__ void rescale(const float (&by)[2]) {
         factor[0] *= by[0];
@@ -73,8 +73,8 @@ public:
 
     // After a product of a block was added to `o`: true if `o` is a finished stretch, whose sums were taken over.
     __device__ __forceinline__ bool add_step(const Output &o) {
-        const bool had_any = any();
-        if (++steps % PROMOTE_STEPS != 0) return false;
+        if (--left != 0) return false;
+        left = PROMOTE_STEPS;
         float weight[2], divided[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -87,7 +87,7 @@ public:
 #pragma unroll
         for (int i = 0; i < DIM / 2 / Kept::COUNT; ++i) {
             Kept kept = {};
-            if (had_any) kept.load(address(i));
+            if (any) kept.load(address(i));
 #pragma unroll
             for (int j = 0; j < Kept::COUNT; ++j) {
                 const int r = j / 2 % 2;
@@ -95,12 +95,13 @@ public:
             }
             kept.store(address(i));
         }
+        any = true;
         return true;
     }
 
     // Adds all that was taken over to the last stretch.
     __device__ __forceinline__ void finish(Output &o) const {
-        if (!any()) return;
+        if (!any) return;
         const float weight[2] = {kept_weight(0), kept_weight(1)};
 #pragma unroll
         for (int i = 0; i < DIM / 2 / Kept::COUNT; ++i) {
@@ -119,8 +120,6 @@ public:
 private:
     using Kept = Piece<KEEPS_MEANS>;
 
-    __device__ __forceinline__ bool any() const { return steps >= PROMOTE_STEPS; }
-
     // What makes a sum of today's reference of what is kept.
     __device__ __forceinline__ float kept_weight(int r) const {
         return KEEPS_MEANS ? factor[r] * probabilities[r] : factor[r];
@@ -128,7 +127,8 @@ private:
 
     __device__ __forceinline__ u32 address(int i) const { return shared + (i * 32 + threadIdx.x % 32) * 16; }
 
-    u32 shared, steps;
+    u32 shared, left;  // steps until the end of the stretch
+    bool any = false;  // something is kept
     float probabilities[2] = {}, factor[2] = {1.0f, 1.0f};
 };
 
