@@ -38,13 +38,14 @@ public:
         while (true) {
             Rows rows;
             Stretches stretches(warp_sums(), group);
-            bool continues = false;  // o holds sums
+            int continues = 0;  // o holds sums
             first_step(*tile, steps, s, p, rows);
-            test_next();
+            look_ahead();
 #pragma unroll 1
             while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows, stretches, continues);
 #pragma unroll 1
-            while (steps.idle && steps.advance()) idle_step(steps);
+            while (steps.idle && steps.advance()) idle_step();
+            release(shared + QUERY_EMPTY + 8 * query.index());
 
             mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
             start_output(p, o, continues);
@@ -80,7 +81,8 @@ private:
     // must not see.
     struct TileSteps {
         int block, last_block, mask_from, mask_below;
-        bool idle;  // the item ends before the warpgroup's rows
+        int plain_from;  // from there to mask_from scores are as they are
+        bool idle;       // the item ends before the warpgroup's rows
         FoldedLogits logits;
 
         __device__ __forceinline__ TileSteps(const FolioAttentionParams &params, const Tile &tile, u32 group)
@@ -94,12 +96,13 @@ private:
             idle = before >= static_cast<int>(tile.num_tokens);
             mask_from = max(min(tile.kv_end, window.end(first)), 0) / BLOCK;
             mask_below = (max(window.begin(last), 0) + BLOCK - 1) / BLOCK;
+            plain_from = transformed() ? mask_from : mask_below;
         }
 
         __device__ __forceinline__ bool advance() { return --block >= last_block; }
-        __device__ __forceinline__ bool last() const { return block == last_block; }
         __device__ __forceinline__ bool masked_right() const { return block >= mask_from; }
         __device__ __forceinline__ bool masked_left() const { return block < mask_below; }
+        __device__ __forceinline__ bool is_plain() const { return block >= plain_from && block < mask_from; }
         __device__ __forceinline__ bool transformed() const { return logits.exponent == 1.0f; }
     };
 
@@ -119,7 +122,8 @@ private:
         mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
     }
 
-    static __device__ __forceinline__ void await_tested(u32 barrier, u32 parity, u32 passed) {
+    // As mbarrier_wait, unless the barrier was `passed` when it was looked at.
+    static __device__ __forceinline__ void await_unless(u32 passed, u32 barrier, u32 parity) {
         asm volatile(
             "{\n"
             ".reg .pred done;\n"
@@ -135,11 +139,15 @@ private:
             : "memory");
     }
 
-    __device__ __forceinline__ void test_next() {
-        Ring<STAGES> next = key;
-        next.advance();
-        has_keys = mbarrier_test(shared + KEY_FULL + 8 * next.index(), next.parity());
-        has_values = mbarrier_test(shared + VALUE_FULL + 8 * value.index(), value.parity());
+    // Asks whether the next step's keys and this one's values are there. The answer takes as long as exponentials do, behind
+    // which it is looked at. At head_dim 64 it was 1 % slower than to wait.
+    __device__ __forceinline__ void look_ahead() {
+        if constexpr (DIM > 64) {
+            Ring<STAGES> next = key;
+            next.advance();
+            has_keys = mbarrier_test(shared + KEY_FULL + 8 * next.index(), next.parity());
+            has_values = mbarrier_test(shared + VALUE_FULL + 8 * value.index(), value.parity());
+        }
     }
 
     // Once per warp: the barriers count warps.
@@ -154,8 +162,8 @@ private:
 
     // S = Q K of the step in `key`.
     __device__ __forceinline__ void start_scores(Scores &s) const {
-        const u64 q = row_descriptor(shared + QUERIES + (query.index() * CONSUMERS + group) * QUERY_BYTES);
-        const u64 k = row_descriptor(shared + KEYS + key.index() * KEY_BYTES);
+        const u64 q = row_descriptor(shared + QUERIES) + (query.index() * CONSUMERS + group) * (QUERY_BYTES / 16);
+        const u64 k = row_descriptor(shared + KEYS) + key.index() * (KEY_BYTES / 16);
         renew(s);
         wgmma_fence();
 #pragma unroll
@@ -178,8 +186,8 @@ private:
     }
 
     // O += P V of the step in `value`, or O = P V.
-    __device__ __forceinline__ void start_output(Probabilities &p, Output &o, bool continues) const {
-        const u64 v = wgmma_descriptor(shared + VALUES + value.index() * VALUE_STAGE, 16, 8 * VALUE_ROW);
+    __device__ __forceinline__ void start_output(Probabilities &p, Output &o, int continues) const {
+        const u64 v = wgmma_descriptor(shared + VALUES, 16, 8 * VALUE_ROW) + value.index() * (VALUE_STAGE / 16);
         pin(o);
         pin(p);
         wgmma_fence();
@@ -188,16 +196,13 @@ private:
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void release_keys(const TileSteps &steps) const {
-        release(shared + KEY_EMPTY + 8 * key.index());
-        if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
-    }
+    __device__ __forceinline__ void release_keys() const { release(shared + KEY_EMPTY + 8 * key.index()); }
 
     // What most steps do without is behind one branch.
     __device__ __forceinline__ void finish_scores(const Tile &tile, const TileSteps &steps, Scores &s,
                                                   Rows &rows) const {
+        if (steps.is_plain() && !rows.some_unset) return;
         const bool right = steps.masked_right(), left = steps.masked_left();
-        if (!(steps.transformed() | right | left | rows.some_unset)) return;
         if (steps.transformed()) steps.logits.transform(s);
         if (right || left) mask_keys(s, params, tile, steps.block, right, left);
         if (rows.some_unset) rows.set_first(s, steps.logits.exponent);
@@ -207,7 +212,7 @@ private:
                                                Rows &rows) {
         wgmma_wait<0>();
         pin(s);
-        release_keys(steps);
+        release_keys();
         if (steps.transformed()) steps.logits.transform(s);
         if (steps.masked_left()) mask_keys(s, params, tile, steps.block, false, true);
         rows.begin(s, steps.logits.exponent, KeysBefore(params, tile, warp_row, steps.block));
@@ -215,15 +220,15 @@ private:
     }
 
     __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
-                                              Output &o, Rows &rows, Stretches &stretches, bool &continues) {
+                                              Output &o, Rows &rows, Stretches &stretches, int &continues) {
         key.advance();
-        await_tested(shared + KEY_FULL + 8 * key.index(), key.parity(), has_keys);
+        await_unless(has_keys, shared + KEY_FULL + 8 * key.index(), key.parity());
         start_scores(s);
-        await_tested(shared + VALUE_FULL + 8 * value.index(), value.parity(), has_values);
+        await_unless(has_values, shared + VALUE_FULL + 8 * value.index(), value.parity());
         start_output(p, o, continues);
         wgmma_wait<1>();
         pin(s);
-        release_keys(steps);
+        release_keys();
         finish_scores(tile, steps, s, rows);
         rows.subtract(s, steps.logits.exponent);
         wgmma_wait<0>();
@@ -231,7 +236,7 @@ private:
         pin(p);
         release(shared + VALUE_EMPTY + 8 * value.index());
         value.advance();
-        test_next();
+        look_ahead();
         float factor[2];
         if (rows.exponentials(p, s, factor)) {
 #pragma unroll
@@ -242,11 +247,10 @@ private:
     }
 
     // A warpgroup without rows releases the buffers unread, and leaves the matrix unit to the others.
-    __device__ __forceinline__ void idle_step(const TileSteps &steps) {
+    __device__ __forceinline__ void idle_step() {
         key.advance();
         mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
-        release(shared + KEY_EMPTY + 8 * key.index());
-        if (steps.last()) release(shared + QUERY_EMPTY + 8 * query.index());
+        release_keys();
         mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
         release(shared + VALUE_EMPTY + 8 * value.index());
         value.advance();
@@ -259,7 +263,7 @@ private:
     Ring<TILE_SLOTS> slot;
     Ring<QUERY_STAGES> query;
     Ring<STAGES> key, value;
-    u32 has_keys, has_values;
+    u32 has_keys = 0, has_values = 0;  // when they were looked at
 };
 
 __device__ __forceinline__ void init_barriers(u32 shared) {
