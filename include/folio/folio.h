@@ -614,7 +614,7 @@ typedef struct folio_tensor {
 
 /**
  * Decode, prefill and cascade: where q and the cache are float8_e4m3, probabilities may be rounded to float8_e4m3 too, and
- * their products with values summed in the matrix unit's own precision for up to 768 keys at a time. A permission, which
+ * their products with values summed in the matrix unit's own precision for up to 1440 keys at a time. A permission, which
  * kernels that gain nothing by it do not use; without it probabilities keep 8 significant bits or more. The error: a
  * probability is off by up to 1/16 of itself, at random, and an output is too small by up to 1 % of its values' mean.
  */
