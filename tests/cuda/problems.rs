@@ -286,6 +286,17 @@ pub fn many_requests() {
     }
 }
 
+/// With lengths on the host and on the device, planned for its window.
+fn assert_right_by_both_plans(session: &dyn Session, problem: &Problem) {
+    for lengths in [&HostMemory as &dyn Memory, &DeviceMemory] {
+        let handle = session.attention(problem.desc()).unwrap();
+        let left = problem.window_to_plan_for();
+        let planned = Planned::within(left, handle, &DeviceMemory, lengths, problem).unwrap();
+        let layer = LayerData::new(&DeviceMemory, problem);
+        assert_right(problem, &planned.run(&layer).unwrap());
+    }
+}
+
 /// More requests than run at a time, which are cut into equal shares: of one length or of many, and within windows.
 pub fn equal_shares() {
     let session = session();
@@ -305,13 +316,7 @@ pub fn equal_shares() {
                 .of(DType::BF16)
                 .heads(heads, kv_heads, 64)
         };
-        for lengths in [&HostMemory as &dyn Memory, &DeviceMemory] {
-            let handle = session.attention(problem.desc()).unwrap();
-            let left = problem.window_to_plan_for();
-            let planned = Planned::within(left, handle, &DeviceMemory, lengths, &problem).unwrap();
-            let layer = LayerData::new(&DeviceMemory, &problem);
-            assert_right(&problem, &planned.run(&layer).unwrap());
-        }
+        assert_right_by_both_plans(&*session, &problem);
     }
 }
 
@@ -333,13 +338,7 @@ pub fn prefill_tail() {
             },
             ..Problem::plain(&lens(60)).of(DType::BF16).heads(8, 8, dim)
         };
-        for lengths in [&HostMemory as &dyn Memory, &DeviceMemory] {
-            let handle = session.attention(problem.desc()).unwrap();
-            let left = problem.window_to_plan_for();
-            let planned = Planned::within(left, handle, &DeviceMemory, lengths, &problem).unwrap();
-            let layer = LayerData::new(&DeviceMemory, &problem);
-            assert_right(&problem, &planned.run(&layer).unwrap());
-        }
+        assert_right_by_both_plans(&*session, &problem);
     }
 }
 
