@@ -15,7 +15,7 @@ use super::divisor::Divisor;
 use super::item_order::{by_cost, by_request, by_share};
 use super::reserve::reserve;
 use super::starts::request_starts;
-use super::tile::{Tile, tiles, tiles_of};
+use super::tile::{Tile, tiles};
 use crate::error::Result;
 use crate::problem::{
     AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, Tiling, WorkItem, WorkList,
@@ -44,9 +44,12 @@ pub fn schedule(
             page_start: work.starts.page[b],
             first_token: batch.qo_indptr[b],
         };
-        for tile in tiles_of(batch, b, tiling) {
+        let mut q_start = 0;
+        while q_start < batch.planned_rows(b) {
+            let tile = Tile::of(batch, b, q_start, tiling);
             push(&tile, &place, work, &mut partial_rows, &mut cut);
             cut.pass(&tile);
+            q_start += tile.q_len;
         }
     }
     if takes_shares {
