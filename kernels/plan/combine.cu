@@ -164,9 +164,9 @@ __device__ __forceinline__ void combine_head(const FolioCombineParams &p, const 
     __syncthreads();
 }
 
-// CTAs that share a row's heads: a graph's grid is for as many rows as there may be, and few may be split.
+// CTAs that share a row's heads: a graph's grid is for as many rows as there may be, and few may be split. In cascades all are.
 __device__ __forceinline__ u32 shared_by(const FolioCombineParams &p, u32 rows) {
-    if (p.blocks_of_row == p.num_qo_heads) return p.blocks_of_row;
+    if (MANY_ROWS || p.blocks_of_row == p.num_qo_heads) return p.blocks_of_row;
     return min(max(gridDim.x / max(rows, 1u), p.blocks_of_row), p.num_qo_heads);
 }
 
