@@ -21,7 +21,7 @@ const CHUNKS: [u32; 6] = [2, 3, 4, 5, 6, 8];
 const WORTH: u64 = 105;
 
 /// Which tiles are cut, and into what.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Tail {
     /// Tiles of the batch before it, which are whole.
     pub whole: usize,
@@ -63,7 +63,7 @@ pub(super) fn worthwhile_tail(
     }
     let (mut best, mut least) = (None, now);
     let rounds = count * tiling.workers.of_item as usize / tiling.workers.all as usize;
-    for whole in [rounds, rounds.saturating_sub(1)].map(items_of) {
+    for whole in (rounds.saturating_sub(1)..=rounds).rev().map(items_of) {
         let tiles = Tiles::of(batch, tiling, whole);
         for chunks in CHUNKS {
             let units = tiles.longest().div_ceil(chunks);
