@@ -170,6 +170,12 @@ __device__ __forceinline__ u32 shared_by(const FolioCombineParams &p, u32 rows) 
     return min(max(gridDim.x / max(rows, 1u), p.blocks_of_row), p.num_qo_heads);
 }
 
+// Of CTAs without a row one waits: what comes after this grid comes after the one before it. The others make room, for a
+// graph's grid is for as many rows as there may be, and may be more than runs at a time.
+__device__ __forceinline__ void leave() {
+    if (blockIdx.x == 0) wait_for_prerequisites();
+}
+
 // Every warp takes heads of its own.
 __device__ __forceinline__ void combine_few(const FolioCombineParams &p, const FolioCombineItem &item,
                                             const Parts &parts, u32 block, u32 blocks_of_row) {
@@ -202,15 +208,9 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
         item = p.plan.combines[index];
     }
     const u32 first = blockIdx.x - index * blocks_of_row;
-    if (index >= rows) {
-        wait_for_prerequisites();
-        return;
-    }
+    if (index >= rows) return leave();
     const Parts parts(p, item, threadIdx.x / 32);
-    if (item.count == 0 || item.q_token >= p.num_tokens) {
-        wait_for_prerequisites();
-        return;
-    }
+    if (item.count == 0 || item.q_token >= p.num_tokens) return leave();
     if (parts.few()) return combine_few(p, item, parts, first, blocks_of_row);
     for (u32 head = first; head < p.num_qo_heads; head += blocks_of_row) {
         const Target target(p, item, head);

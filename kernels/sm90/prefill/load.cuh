@@ -23,6 +23,7 @@ public:
     }
 
     __device__ __forceinline__ void run() {
+        allow_idle_dependents(params.attention.plan);
         u32 index = blockIdx.x;
 #pragma unroll 1
         while (true) {

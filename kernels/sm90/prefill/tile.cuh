@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/cache.cuh"
+#include "core/dependents.cuh"
 #include "core/scales.cuh"
 #include "params/prefill.h"
 #include "ptx/tma.cuh"

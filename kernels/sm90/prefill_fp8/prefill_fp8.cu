@@ -324,6 +324,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
         registers_shrink<PRODUCERS == 1 ? 32 : 40>();
         const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
         if (warp == 0) {
+            allow_idle_dependents(params.attention.plan);
             Loader(params, &q_map, &k_map, shared_bytes).run();
         } else if (warp <= TRANSPOSERS) {
             Transposer(params, &v_map, shared).run();

@@ -5,6 +5,7 @@
 // head r % pack of the block, whose heads share a KV head.
 #pragma once
 
+#include "core/dependents.cuh"
 #include "core/mask.cuh"
 #include "params/prefill_fp8.h"
 #include "ptx/tma.cuh"
