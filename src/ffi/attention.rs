@@ -264,7 +264,9 @@ mod tests {
         fn tiling(&self) -> Tiling {
             Tiling {
                 q_tile: 1,
+                q_parts: 1,
                 kv_unit: 1,
+                unit_bytes: u32::MAX,
                 max_splits: 0,
                 max_shares: 0,
                 tail: TailCosts::NO_TAIL,

@@ -85,7 +85,10 @@ impl Capacity {
             };
             let parts_of_splits = most_chunks(tiling, splits, tiles).saturating_mul(tile.min(rows));
             (
-                tiles.saturating_mul(levels + 1).saturating_add(splits),
+                tiles
+                    .saturating_mul(levels + 1)
+                    .saturating_add(splits)
+                    .max(narrow_items(tiling)),
                 split_rows.saturating_add(parts_in_levels).min(tokens),
                 parts_of_splits.saturating_add(parts_in_levels),
             )
@@ -126,6 +129,14 @@ impl Capacity {
             },
             partial_rows: self.partial_rows.max(other.partial_rows),
         }
+    }
+}
+
+/// Narrow tiles are made where all of them run at a time.
+fn narrow_items(tiling: &Tiling) -> usize {
+    match tiling.q_parts {
+        1 => 0,
+        _ => (tiling.workers.all / tiling.workers.of_item) as usize,
     }
 }
 
@@ -211,14 +222,15 @@ mod tests {
         #[test]
         fn no_batch_exceeds_the_capacity(
             lens in prop::collection::vec((0i32..90, 0i32..700), 1..12),
-            q_tile in 1u32..40,
+            (q_part, q_parts) in (1u32..40, 1u32..4),
+            all in 1u32..100,
             max_splits in 0u32..50,
             invariant_chunk in 1u32..200,
             batch_invariant: bool,
             max_shares in 0u32..50,
             tail_chunks in 0u32..50,
         ) {
-            let tiling = Tiling { q_tile, kv_unit: 16, max_splits, max_shares, tail: TailCosts { most_chunks: tail_chunks, ..TailCosts::NO_TAIL }, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers::ONE };
+            let tiling = Tiling { q_tile: q_part * q_parts, q_parts, kv_unit: 16, unit_bytes: u32::MAX, max_splits, max_shares, tail: TailCosts { most_chunks: tail_chunks, ..TailCosts::NO_TAIL }, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers { all, ..Workers::ONE } };
             let desc = desc(&lens, batch_invariant);
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));

@@ -233,7 +233,9 @@ mod tests {
     /// The Hopper prefill kernel on 132 multiprocessors, 32 heads over 8 of 128 elements.
     const TILING: Tiling = Tiling {
         q_tile: 48,
+        q_parts: 1,
         kv_unit: 80,
+        unit_bytes: u32::MAX,
         max_splits: 12,
         max_shares: 0,
         tail: TailCosts::NO_TAIL,

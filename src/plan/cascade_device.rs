@@ -105,7 +105,9 @@ mod tests {
     fn tiling(q_tile: u32, max_splits: u32) -> Tiling {
         Tiling {
             q_tile,
+            q_parts: 1,
             kv_unit: 16,
+            unit_bytes: u32::MAX,
             max_splits,
             max_shares: 0,
             tail: TailCosts::NO_TAIL,

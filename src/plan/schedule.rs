@@ -10,7 +10,7 @@
 //! **Batch-invariant.** Tiles always start at the request's first row, and the chunk is fixed, so a
 //! request is cut the same way in every batch.
 
-use super::cut::Cut;
+use super::cut::{Cut, tiles_share_keys};
 use super::divisor::Divisor;
 use super::item_order::{by_cost, by_request, by_share};
 use super::reserve::reserve;
@@ -37,6 +37,10 @@ pub fn schedule(
     let mut cut = Cut::of(batch, desc, tiling, &mut work.free)?;
     let takes_shares = tiling.takes_shares && matches!(cut, Cut::Shares { .. });
     let has_tail = matches!(cut, Cut::Tail(_));
+    let tiling = &match &cut {
+        Cut::Chunks(chunk) if chunk.divisor == u32::MAX => narrowed(batch, desc, tiling),
+        _ => *tiling,
+    };
     make_room(batch, tiling, cut, work)?;
     let mut partial_rows = 0;
     for b in 0..batch.batch_size() {
@@ -56,14 +60,36 @@ pub fn schedule(
         return by_share(work);
     }
     work.shares.clear();
-    if has_tail {
-        let is_part = |item: &&WorkItem| item.partial != NO_PARTIAL;
-        work.small = work.items.iter().filter(is_part).count() as u32;
+    let is_part = |item: &&WorkItem| item.partial != NO_PARTIAL;
+    work.small = match cut {
+        Cut::Chunks(_) => 0,
+        Cut::Tail(_) => work.items.iter().filter(is_part).count() as u32,
+        Cut::Shares { .. } => work.items.len() as u32,
+    };
+    match (cut, desc.kind) {
+        (Cut::Shares { .. }, _) => by_cost(work),
+        (_, Kind::Prefill) => by_request(work, batch, has_tail),
+        _ if tiles_share_keys(batch, tiling) => by_request(work, batch, has_tail),
+        _ => by_cost(work),
     }
-    match desc.kind {
-        Kind::Decode | Kind::Mla => by_cost(work),
-        Kind::Prefill => by_request(work, batch, has_tail),
+}
+
+/// With the narrowest tiles that all run at a time, where workers would be left over: those of few rows end earlier.
+fn narrowed(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling) -> Tiling {
+    let at_a_time = tiling.workers.all / tiling.workers.of_item;
+    if tiling.q_parts == 1 || desc.batch_invariant {
+        return *tiling;
     }
+    let part = tiling.q_tile / tiling.q_parts;
+    let narrower = (1..tiling.q_parts).map(|parts| Tiling {
+        q_tile: parts * part,
+        ..*tiling
+    });
+    let mut fits = narrower.filter(|of| {
+        let most = at_a_time as usize;
+        tiles(batch, of).take(most + 1).count() <= most
+    });
+    fits.next().unwrap_or(*tiling)
 }
 
 /// Room for the cut, so that making it does not allocate.

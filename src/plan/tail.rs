@@ -208,6 +208,6 @@ impl Estimate<'_> {
         }
         let row = 4 * u64::from(self.desc.num_qo_heads) * u64::from(self.desc.head_dim_vo);
         u64::from(self.tiling.tail.combine_units)
-            + 2 * rows * row / u64::from(self.tiling.tail.unit_bytes)
+            + 2 * rows * row / u64::from(self.tiling.unit_bytes)
     }
 }

@@ -57,7 +57,8 @@ pub struct CombineItem {
 pub struct WorkList {
     /// Work, the largest first.
     pub items: Vec<WorkItem>,
-    /// How many of the items, the last ones, are [`SmallItems`] of a cascade, or chunks of the last tiles of a prefill.
+    /// How many of the items, the last ones, are [`SmallItems`] of a cascade, or come with all heads at once where heads of other
+    /// items come in sections: chunks of the last tiles of a prefill, and items that were cut into equal shares.
     pub small: u32,
     /// Workers that take an item together, as [`Workers::of_item`] of the tiling. 0 in cascades, where none do.
     pub workers_of_item: u32,
@@ -128,8 +129,12 @@ impl RequestStarts {
 pub struct Tiling {
     /// Most query rows per item.
     pub q_tile: u32,
+    /// Equal parts that an item of `q_tile` rows consists of, each as quick alone or quicker. 1: it is one.
+    pub q_parts: u32,
     /// Chunks of keys are multiples of this many.
     pub kv_unit: u32,
+    /// Bytes that the memory moves in the time of a unit of `kv_unit` keys. `u32::MAX`: it is no limit.
+    pub unit_bytes: u32,
     /// Splits of keys aim at this many items, and never make more than this many beyond one per query
     /// tile. 0: keys are not split.
     pub max_splits: u32,
@@ -152,6 +157,14 @@ pub struct Tiling {
     pub workers: Workers,
 }
 
+impl Tiling {
+    /// Whether a batch may be cut into equal shares, if its longest request has so many query rows. Where a tail is there to
+    /// cut, tiles of one request read its keys at the same time, and each would begin at other ones.
+    pub fn may_be_shared(&self, rows: u32) -> bool {
+        rows <= self.q_tile || self.tail.most_chunks == 0
+    }
+}
+
 /// What it takes to cut the last tiles of a prefill, where whole tiles would leave workers idle at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TailCosts {
@@ -161,8 +174,6 @@ pub struct TailCosts {
     pub item_units: u32,
     /// Units in the time of the kernel that puts parts together.
     pub combine_units: u32,
-    /// Bytes of partial results that are written or read in the time of a unit.
-    pub unit_bytes: u32,
     /// Units that the batch is to take less, at least.
     pub least_gain: u32,
 }
@@ -173,7 +184,6 @@ impl TailCosts {
         most_chunks: 0,
         item_units: 0,
         combine_units: 0,
-        unit_bytes: 1,
         least_gain: 0,
     };
 }

@@ -374,7 +374,9 @@ impl Attention for ReferenceAttention {
     fn tiling(&self) -> Tiling {
         Tiling {
             q_tile: u32::MAX,
+            q_parts: 1,
             kv_unit: 1,
+            unit_bytes: u32::MAX,
             max_splits: 0,
             max_shares: 0,
             tail: TailCosts::NO_TAIL,

@@ -64,7 +64,9 @@ impl Attention for Stub {
     fn tiling(&self) -> Tiling {
         Tiling {
             q_tile: 16,
+            q_parts: 1,
             kv_unit: 16,
+            unit_bytes: u32::MAX,
             max_splits: 4,
             max_shares: 0,
             tail: TailCosts::NO_TAIL,

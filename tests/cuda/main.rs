@@ -74,6 +74,8 @@ fn main() -> ExitCode {
         case("many_requests", (), problems::many_requests),
         case("equal_shares", (), problems::equal_shares),
         case("prefill_tail", (), problems::prefill_tail),
+        case("decode_tiles", (), problems::decode_tiles),
+        case("narrow_tiles", (), problems::narrow_tiles),
         case(
             "more_parts_than_there_is_room_for",
             (),

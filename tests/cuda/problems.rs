@@ -342,6 +342,44 @@ pub fn prefill_tail() {
     }
 }
 
+/// Drafts with more rows than the decode kernels have: requests of several tiles, the last ones cut, and of one tile, in equal
+/// shares. Some are shorter, and one is idle.
+pub fn decode_tiles() {
+    let session = session();
+    for (rows, requests, heads) in [(40, 17, (16, 2)), (12, 10, (64, 8)), (16, 5, (28, 4))] {
+        let mut lens = vec![(rows, 4000); requests];
+        (lens[1], lens[2], lens[3]) = ((1, 700), (0, 30), (rows / 2, 90));
+        let (num_qo_heads, num_kv_heads) = heads;
+        let problem = Problem {
+            kind: Kind::Decode,
+            ..Problem::plain(&lens)
+                .of(DType::BF16)
+                .heads(num_qo_heads, num_kv_heads, 128)
+        };
+        assert_right_by_both_plans(&*session, &problem);
+    }
+}
+
+/// Prompts that do not fill the device: tiles of one and of two warpgroups, beside a request without rows.
+pub fn narrow_tiles() {
+    let session = session();
+    for (lens, heads, dim) in [
+        (vec![(200, 200)], (32, 8), 128),
+        (vec![(130, 400), (0, 20), (5, 70)], (16, 8), 128),
+        (vec![(400, 410)], (32, 8), 64),
+        (vec![(190, 190), (64, 100)], (7, 7), 256),
+    ] {
+        let (num_qo_heads, num_kv_heads) = heads;
+        let problem = Problem {
+            kind: Kind::Prefill,
+            ..Problem::plain(&lens)
+                .of(DType::BF16)
+                .heads(num_qo_heads, num_kv_heads, dim)
+        };
+        assert_right_by_both_plans(&*session, &problem);
+    }
+}
+
 /// Lengths on the device that need more partial rows than there is room for: wrong results, but nothing is
 /// written behind the workspace, and the next plan is right.
 pub fn more_parts_than_there_is_room_for() {

@@ -866,6 +866,7 @@ fn device_properties() {
     assert_eq!(device.compute_capability, (9, 0));
     assert_eq!((device.sm_count, device.l2_bytes), (132, 50 << 20));
     assert_eq!(device.shared_bytes_per_block, 232448);
+    assert_eq!(device.memory_bytes_per_us, 3_352_320);
     for ordinal in [-1, 1] {
         let error = driver.device(ordinal).unwrap_err();
         assert!(

@@ -697,7 +697,7 @@ pub fn large_plan_on_the_device() {
     let desc = AttentionDesc {
         kind: Kind::Prefill,
         max_batch_size: 600,
-        max_qo_len: 64,
+        max_qo_len: 640,
         max_num_tokens: 600 * 64,
         batch_invariant: true,
         ..grouped(8)
@@ -740,6 +740,16 @@ pub fn large_plan_on_the_device() {
     assert_eq!(attention.section_bytes, (50 << 20) / 3 * 2);
     let view = attention.plan;
     assert_eq!((view.page_ids, view.items), (TABLE as u64, params.items));
+    // Tiles that are all of different requests find nothing of one another's in the L2.
+    let desc = AttentionDesc {
+        max_qo_len: 64,
+        ..desc
+    };
+    let mut handle = Handle::of(&context(), desc).unwrap();
+    handle.plan(&batch, OURS).unwrap();
+    let launched = launches(&recorder, &handle, &args);
+    let attention = launched[0].params::<PrefillParams>().attention;
+    assert_eq!(attention.section_bytes, u32::MAX);
 }
 
 fn prefill(kv: KvStorage) -> AttentionDesc {

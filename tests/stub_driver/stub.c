@@ -141,6 +141,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, unsigned attribute, int device)
     compute_capability(&major, &minor);
     switch (attribute) {
     case 16: *value = 132; return OK;            /* multiprocessors */
+    case 36: *value = 2619000; return OK;        /* memory: clock in kHz, bits */
+    case 37: *value = 5120; return OK;
     case 38: *value = 50 << 20; return OK;       /* L2 */
     case 75: *value = major; return OK;          /* compute capability */
     case 76: *value = minor; return OK;

@@ -463,7 +463,9 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
     };
     Tiling {
         q_tile,
+        q_parts: 1,
         kv_unit: KEY_UNIT,
+        unit_bytes: u32::MAX,
         max_splits,
         max_shares: match desc.kind {
             Kind::Mla => max_splits,

@@ -6,7 +6,7 @@ use super::features::Features;
 use super::kernel::{AttentionKernel, COMBINE_UNITS, Inputs, Run, packed_rows, query};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
+use crate::cuda::driver::{Context, Current, DeviceInfo, Function, Launch, blocks_of};
 use crate::cuda::kernels::Arch;
 use crate::cuda::kernels::attention::{
     AttentionQuery, AttentionRow, MOST_HEAD_DIM, Phase, candidates, unsupported,
@@ -68,7 +68,7 @@ impl Generic {
         Ok(Generic {
             row,
             function,
-            tiling: tiling(row, desc, slots),
+            tiling: tiling(row, desc, slots, context.device()),
             params: Dims {
                 head_dim_qk: desc.head_dim_qk,
                 head_dim_vo: desc.head_dim_vo,
@@ -121,7 +121,7 @@ fn most_rows(row: &AttentionRow) -> u32 {
 }
 
 /// Decode is cut so that all heads' items fill the device about three times; prefill, whose items are longer, once.
-fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
+fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32, device: &DeviceInfo) -> Tiling {
     let (kv_unit, waves) = match row.phase {
         Phase::Decode => (128, 3),
         Phase::Prefill => (256, 1),
@@ -129,17 +129,18 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32) -> Tiling {
     let tail = match desc.kind {
         Kind::Prefill => TailCosts {
             most_chunks: 3 * slots / desc.num_kv_heads,
-            // A unit is 8 µs on an H200, in which the memory moves as many bytes.
             item_units: 1,
             combine_units: 1,
-            unit_bytes: 32 << 20,
             least_gain: 2,
         },
         Kind::Decode | Kind::Mla => TailCosts::NO_TAIL,
     };
     Tiling {
         q_tile: (row.shape.q_tile / desc.group_size()).max(1),
+        q_parts: 1,
         kv_unit,
+        // A unit is 8 µs on an H200.
+        unit_bytes: device.memory_bytes_in(8000),
         max_splits: (waves * slots).div_ceil(desc.num_kv_heads),
         max_shares: 0,
         tail,

@@ -139,7 +139,9 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
     let at_a_time = slots.div_ceil(row_tiles);
     Tiling {
         q_tile,
+        q_parts: 1,
         kv_unit: 128,
+        unit_bytes: u32::MAX,
         max_splits: at_a_time,
         max_shares: at_a_time,
         tail: TailCosts::NO_TAIL,

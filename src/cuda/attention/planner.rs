@@ -198,9 +198,9 @@ impl Planner {
                 true => tiling.invariant_chunk,
                 false => 0,
             },
-            max_shares: match is_cascade {
-                true => 0,
-                false => tiling.max_shares,
+            max_shares: match !is_cascade && tiling.may_be_shared(most) {
+                true => tiling.max_shares,
+                false => 0,
             },
             least_gain: match is_cascade {
                 true => 0,

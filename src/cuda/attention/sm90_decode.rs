@@ -308,7 +308,9 @@ impl AttentionKernel for Sm90Decode {
         let at_a_time = (slots / (blocks * self.row_tiles(self.desc.max_qo_len))).max(1);
         Tiling {
             q_tile: self.desc.max_qo_len,
+            q_parts: 1,
             kv_unit: 64,
+            unit_bytes: u32::MAX,
             max_splits: at_a_time,
             max_shares: match self.desc.kind {
                 Kind::Decode | Kind::Mla => at_a_time,

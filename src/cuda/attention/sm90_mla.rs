@@ -146,7 +146,9 @@ impl AttentionKernel for Sm90Mla {
     fn tiling(&self) -> Tiling {
         let of_single_workers = Tiling {
             q_tile: 1,
+            q_parts: 1,
             kv_unit: self.row.shape.kv_tile,
+            unit_bytes: u32::MAX,
             max_splits: self.sm_count,
             max_shares: self.sm_count,
             tail: TailCosts::NO_TAIL,

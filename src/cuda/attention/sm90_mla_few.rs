@@ -141,7 +141,9 @@ impl AttentionKernel for Sm90MlaFew {
         Tiling {
             // All rows of a request are one tile.
             q_tile: self.desc.max_qo_len,
+            q_parts: 1,
             kv_unit: 128,
+            unit_bytes: u32::MAX,
             max_splits: self.sm_count,
             max_shares: self.sm_count,
             tail: TailCosts::NO_TAIL,

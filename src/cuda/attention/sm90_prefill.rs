@@ -9,7 +9,7 @@ use super::kernel::{
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
+use crate::cuda::driver::{Context, Current, DeviceInfo, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{
     AttentionRow, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, SPLIT_ROPE_DIM, Variant,
 };
@@ -48,9 +48,12 @@ pub struct Sm90Prefill {
     capped: Option<Function>,
     biased: Option<Function>,
     sm_count: u32,
+    unit_bytes: u32,
     packing: Packing,
     head_blocks: u32,
     kind: Kind,
+    /// A request may have several tiles, which read the same keys.
+    tiles_share_keys: bool,
     kv: KvStorage,
 }
 
@@ -147,9 +150,11 @@ impl Sm90Prefill {
             capped: with(Logits::Capped)?,
             biased: with(Logits::Biased)?,
             sm_count: context.device().sm_count,
+            unit_bytes: unit_bytes(context.device()),
             packing,
             head_blocks: desc.num_qo_heads / u32::from(packing.heads),
             kind: desc.kind,
+            tiles_share_keys: desc.max_qo_len > rows_of_tile(row, packing.positions()),
             kv: desc.kv,
         }))
     }
@@ -216,8 +221,15 @@ impl Sm90Prefill {
         k: &Tensor,
         v: &Tensor,
     ) -> PrefillParams {
+        let section_bytes = match self.tiles_share_keys {
+            true => attention.section_bytes,
+            false => u32::MAX,
+        };
         PrefillParams {
-            attention,
+            attention: AttentionParams {
+                section_bytes,
+                ..attention
+            },
             head_dim_qk: q.extent(2) as u32,
             head_dim_vo: v.extent(3) as u32,
             packing: self.packing,
@@ -379,14 +391,17 @@ impl AttentionKernel for Sm90Prefill {
         let mut tiling = tiling(
             self.row,
             self.packing.positions(),
-            self.sm_count,
+            (self.sm_count, self.unit_bytes),
             self.head_blocks,
         );
         if self.kind == Kind::Decode {
-            (tiling.max_shares, tiling.tail) = (tiling.max_splits, TailCosts::NO_TAIL);
+            tiling.max_shares = tiling.max_splits;
+            if !self.tiles_share_keys {
+                tiling.tail = TailCosts::NO_TAIL;
+            }
         }
         if self.own_keys {
-            tiling.tail = TailCosts::NO_TAIL;
+            (tiling.max_shares, tiling.tail) = (0, TailCosts::NO_TAIL);
             tiling.workers.small = SmallItems {
                 rows: self.packing.positions(),
                 keys: MOST_STEPS_OF_SMALL * self.row.shape.kv_tile,
@@ -454,26 +469,37 @@ fn wrong_choice(lacks: Features) -> Error {
     Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
 }
 
+/// Query rows of a tile, whose warpgroups have so many positions.
+fn rows_of_tile(row: &AttentionRow, positions: u32) -> u32 {
+    row.shape.q_tile / WARPGROUP_ROWS * positions
+}
+
+/// [`Tiling::unit_bytes`]: a unit is 1.4 µs on an H200.
+pub(super) fn unit_bytes(device: &DeviceInfo) -> u32 {
+    device.memory_bytes_in(1400)
+}
+
 /// How work is cut for a kernel whose warpgroups have so many positions in each of so many blocks of heads.
 pub(super) fn tiling(
     row: &AttentionRow,
     positions: u32,
-    sm_count: u32,
+    (sm_count, unit_bytes): (u32, u32),
     head_blocks: u32,
 ) -> Tiling {
     // One tile per multiprocessor.
     let at_a_time = sm_count / head_blocks;
     Tiling {
-        q_tile: row.shape.q_tile / WARPGROUP_ROWS * positions,
+        q_tile: rows_of_tile(row, positions),
+        q_parts: row.shape.q_tile / WARPGROUP_ROWS,
         kv_unit: row.shape.kv_tile,
+        unit_bytes,
         max_splits: at_a_time,
         max_shares: 0,
         tail: TailCosts {
             most_chunks: 3 * sm_count / head_blocks,
-            // 5 µs where a unit is 1.4 on an H200, in which the memory moves as many bytes.
+            // 5 µs where a unit is 1.4 on an H200.
             item_units: 3,
             combine_units: 5,
-            unit_bytes: 6 << 20,
             // With 3, 1000 new tokens with 32/8 heads took 38 µs instead of 35.
             least_gain: 8,
         },

@@ -5,7 +5,7 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map};
-use super::sm90_prefill::{not_by_position, num_groups, rows_suit, tiling};
+use super::sm90_prefill::{not_by_position, num_groups, rows_suit, tiling, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
@@ -29,6 +29,7 @@ pub struct Sm90PrefillFp8 {
     row: &'static AttentionRow,
     function: Function,
     sm_count: u32,
+    unit_bytes: u32,
     packed_heads: u32,
     head_blocks: u32,
     page_size: u32,
@@ -68,6 +69,7 @@ impl Sm90PrefillFp8 {
             row,
             function,
             sm_count: context.device().sm_count,
+            unit_bytes: unit_bytes(context.device()),
             packed_heads,
             head_blocks: desc.num_qo_heads / packed_heads,
             page_size,
@@ -167,7 +169,7 @@ impl AttentionKernel for Sm90PrefillFp8 {
         tiling(
             self.row,
             WARPGROUP_ROWS / self.packed_heads,
-            self.sm_count,
+            (self.sm_count, self.unit_bytes),
             self.head_blocks,
         )
     }

@@ -90,6 +90,10 @@ impl Driver {
             own_compute_capability: own,
             sm_count: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             l2_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+            memory_bytes_per_us: memory_bytes_per_us(
+                attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
+                attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
+            ),
             shared_bytes_per_block: attribute(
                 A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
@@ -154,8 +158,27 @@ pub struct DeviceInfo {
     pub sm_count: u32,
     /// Bytes of L2 cache.
     pub l2_bytes: u32,
+    /// Bytes that its memory moves in a microsecond, by its clock and its width. 0 where the driver does not know these.
+    pub memory_bytes_per_us: u32,
     /// Most dynamic shared memory of a block, in bytes.
     pub shared_bytes_per_block: u32,
+}
+
+impl DeviceInfo {
+    /// Bytes that its memory moves in so many nanoseconds, at 0.9 of its peak. `u32::MAX` where the peak is not known.
+    pub fn memory_bytes_in(&self, nanoseconds: u32) -> u32 {
+        let peak = u64::from(self.memory_bytes_per_us) * u64::from(nanoseconds) / 1000;
+        match u32::try_from(peak * 9 / 10) {
+            Ok(0) | Err(_) => u32::MAX,
+            Ok(bytes) => bytes,
+        }
+    }
+}
+
+/// Two transfers a clock, of so many bits.
+fn memory_bytes_per_us(clock_khz: u32, bus_bits: u32) -> u32 {
+    let bytes = u64::from(clock_khz) * u64::from(bus_bits) / (8 * 1000) * 2;
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 /// Names a compute capability whose kernels a device of a higher one is to run.

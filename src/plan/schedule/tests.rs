@@ -96,7 +96,9 @@ fn cut_planned(
 /// Neither splits nor shares; tests say what theirs has beside.
 const PLAIN: Tiling = Tiling {
     q_tile: 64,
+    q_parts: 1,
     kv_unit: 16,
+    unit_bytes: u32::MAX,
     max_splits: 0,
     max_shares: 0,
     tail: TailCosts::NO_TAIL,
@@ -122,7 +124,7 @@ fn cut_into_splits(kv: &[i32], max_splits: u32) -> WorkList {
 fn tilings() -> impl Strategy<Value = Tiling> {
     let shares = prop_oneof![Just(0u32), 1u32..80];
     (
-        1u32..40,
+        (1u32..40, 1u32..4),
         1u32..40,
         0u32..50,
         shares,
@@ -131,9 +133,18 @@ fn tilings() -> impl Strategy<Value = Tiling> {
         (0u32..80, 1u32..9),
     )
         .prop_map(
-            |(q_tile, kv_unit, max_splits, max_shares, takes_shares, n, (tail_chunks, of_item))| {
+            |(
+                (q_part, q_parts),
+                kv_unit,
+                max_splits,
+                max_shares,
+                takes_shares,
+                n,
+                (tail_chunks, of_item),
+            )| {
                 Tiling {
-                    q_tile,
+                    q_tile: q_part * q_parts,
+                    q_parts,
                     kv_unit,
                     max_splits,
                     max_shares,
@@ -170,6 +181,72 @@ fn imbalance(work: &WorkList, workers: usize) -> f64 {
     f64::from(*loads.iter().max().unwrap()) / mean
 }
 
+/// Tiles of 48 rows would leave 92 of 132 multiprocessors idle, and others have the fewest parts that run at a time.
+#[test]
+fn tiles_of_short_prompts_are_narrow() {
+    let tiling = Tiling {
+        q_parts: 3,
+        ..prefill_on_hopper(48, 8)
+    };
+    let rows_of_items = |lens: &[(i32, i32)], batch_invariant| {
+        let work = cut_as(lens, &tiling, batch_invariant, Kind::Prefill);
+        work.items.iter().map(|item| item.q_len).max().unwrap()
+    };
+    assert_eq!(rows_of_items(&[(200, 200)], false), 16);
+    assert_eq!(rows_of_items(&[(400, 400)], false), 32);
+    assert_eq!(rows_of_items(&[(600, 600)], false), 48);
+    assert_eq!(rows_of_items(&[(200, 200)], true), 48);
+    // Whose keys are cut, they are as wide as can be.
+    assert_eq!(rows_of_items(&[(48, 30_000)], false), 48);
+}
+
+/// 27 requests of 16 query tokens on 31,000 keys, for 33 workers: one tile each, so that nobody shares its keys.
+#[test]
+fn requests_of_one_tile_are_cut_into_shares() {
+    let tiling = Tiling {
+        max_shares: 33,
+        ..prefill_on_hopper(27, 4)
+    };
+    for kind in [Kind::Prefill, Kind::Decode] {
+        let work = cut_as(&[(16, 31_000); 27], &tiling, false, kind);
+        assert_eq!(work.small as usize, work.items.len());
+        let busiest = imbalance(&work, 33);
+        assert!(busiest < 1.05, "{busiest}");
+    }
+    // 27 workers keep a slower memory busy. The heads of the tests are fewer, so it is slower than any.
+    let slow_memory = Tiling {
+        unit_bytes: 1,
+        ..tiling
+    };
+    let work = cut_as(&[(16, 31_000); 27], &slow_memory, false, Kind::Decode);
+    assert_eq!(work.items.len(), 27);
+}
+
+/// Those of three tiles each, which read the same keys, are not: only the last ones are cut, all three at the same keys.
+#[test]
+fn requests_of_several_tiles_are_not_cut_into_shares() {
+    let tiling = Tiling {
+        max_shares: 33,
+        ..prefill_on_hopper(24, 4)
+    };
+    for kind in [Kind::Prefill, Kind::Decode] {
+        let work = cut_as(&[(64, 8000); 16], &tiling, false, kind);
+        assert!(0 < work.small && (work.small as usize) < work.items.len());
+        let ends = |q_start| {
+            let of_tile = |item: &&WorkItem| item.request == 15 && item.q_start == q_start;
+            let mut ends: Vec<_> = work
+                .items
+                .iter()
+                .filter(of_tile)
+                .map(|item| item.kv_end)
+                .collect();
+            ends.sort_unstable();
+            ends
+        };
+        assert_eq!(ends(0)[..2], ends(24)[..2]);
+    }
+}
+
 /// The numbers of requests that chunks of one size leave unbalanced, and lengths of all sizes.
 #[test]
 fn shares_keep_all_workers_busy() {
@@ -196,12 +273,12 @@ fn prefill_on_hopper(q_tile: u32, head_blocks: u32) -> Tiling {
     Tiling {
         q_tile,
         kv_unit: 80,
+        unit_bytes: 6 << 20,
         max_splits: 132 / head_blocks,
         tail: TailCosts {
             most_chunks: 3 * 132 / head_blocks,
             item_units: 3,
             combine_units: 5,
-            unit_bytes: 6 << 20,
             least_gain: 8,
         },
         least_gain: 3,
