@@ -66,12 +66,23 @@ fn storages() -> [Storage; 5] {
     ]
 }
 
-fn problem((dim_qk, dim_vo): (u32, u32), (q_dtype, kv_dtype): (DType, DType)) -> Problem {
+/// A decode on so many keys that to widen or copy those of the batch pays.
+const LONG: (u32, u32) = (1, 9000);
+
+fn problem(
+    lens: &[(u32, u32)],
+    (dim_qk, dim_vo): (u32, u32),
+    (q_dtype, kv_dtype): (DType, DType),
+) -> Problem {
     Problem {
         kv_dtype,
         head_dim_vo: dim_vo,
-        ..Problem::plain(&LENS).of(q_dtype).heads(32, 2, dim_qk)
+        ..Problem::plain(lens).of(q_dtype).heads(32, 2, dim_qk)
     }
+}
+
+fn long_lens() -> Vec<(u32, u32)> {
+    [&LENS[..], &[LONG]].concat()
 }
 
 /// Every other one with keys and values 8 elements apart: of fp8, not at multiples of 16 bytes.
@@ -103,19 +114,20 @@ fn assert_right(problem: &Problem, got: &Output) {
     }
 }
 
-/// Widths, types, and where the cache has its rows.
+/// Widths, types, and where the cache has its rows: two of the places for each, in turn.
 pub fn widths() {
     let session = session();
-    for dims in DIMS {
-        for types in TYPES {
-            for (n, storage) in storages().into_iter().enumerate() {
-                let problem = Problem {
-                    storage,
-                    memory: memory(n),
-                    ..problem(dims, types)
-                };
-                check(&*session, &problem);
-            }
+    let each = DIMS
+        .iter()
+        .flat_map(|&dims| TYPES.map(|types| (dims, types)));
+    for (turn, (dims, types)) in each.enumerate() {
+        for n in [turn % 5, (turn + 2) % 5] {
+            let problem = Problem {
+                storage: storages()[n],
+                memory: memory(n),
+                ..problem(&long_lens(), dims, types)
+            };
+            check(&*session, &problem);
         }
     }
 }
@@ -123,7 +135,7 @@ pub fn widths() {
 /// What a layer may add, and what is not widened: windows, and masks that positions do not say.
 pub fn layers() {
     let session = session();
-    let long = [(120, 700), (100, 1500), (0, 40), (150, 150)];
+    let long = [(120, 700), (100, 1500), (0, 40), (150, 150), LONG];
     let plain = Layer::plain;
     let layers = [
         Layer {
@@ -201,7 +213,7 @@ pub fn fp8_queries() {
                     o: memory(n / 3).k,
                     ..memory(n)
                 },
-                ..problem(dims, (q_dtype, kv_dtype))
+                ..problem(&LENS, dims, (q_dtype, kv_dtype))
             };
             check(&*session, &problem);
             n += 1;
@@ -312,7 +324,7 @@ pub fn copies() {
                     storage: paged(page_size, layout),
                     memory: memory(n),
                     head_dim_vo: dims.1,
-                    ..Problem::plain(&[(450, 470), (340, 90), (400, 400)])
+                    ..Problem::plain(&[(450, 470), (440, 90), (700, 700), LONG])
                         .of(dtype)
                         .heads(16, 1, dims.0)
                 };
@@ -335,7 +347,7 @@ pub fn batches() {
         let problem = with_a_page(&Problem {
             graph,
             batch_invariant,
-            ..problem((128, 128), types)
+            ..problem(&long_lens(), (128, 128), types)
         });
         let got = solve_with(&*session, &DeviceMemory, &problem).unwrap();
         assert_right(&problem, &got);
@@ -356,7 +368,8 @@ pub fn batches() {
             assert_right(problem, &got);
         }
     }
-    let many: Vec<(u32, u32)> = (0..300).map(|b| (48 + b % 5, b * 7 % 90)).collect();
+    let mut many: Vec<(u32, u32)> = (0..300).map(|b| (48 + b % 5, b * 7 % 90)).collect();
+    many.push((1, 30_000));
     let problem = Problem {
         kv_dtype: DType::F8E4M3,
         ..Problem::plain(&many).of(DType::BF16).heads(16, 1, 64)

@@ -288,7 +288,8 @@ pub fn small_pages() {
     let recorder = recorder();
     for dtype in [DType::BF16, DType::F16] {
         let many = AttentionDesc {
-            num_kv_heads: 1,
+            num_qo_heads: 64,
+            num_kv_heads: 8,
             ..prompts(3, [dtype; 3])
         };
         let other_width = AttentionDesc {
@@ -296,7 +297,7 @@ pub fn small_pages() {
             head_dim_vo: 96,
             ..many
         };
-        for (desc, rows, few_rows) in [(many, 1000, 100), (other_width, 120, 90)] {
+        for (desc, rows, few_rows) in [(many, 1000, 100), (other_width, 480, 450)] {
             let name = planned(desc, rows).attention.kernel().to_owned();
             assert!(name.ends_with("_ragged_copied_from_pages"), "{name}");
             let args = arguments(&desc, rows.into());
