@@ -22,7 +22,7 @@ use crate::problem::{
 };
 
 /// [`Tiling::least_gain`] where tiles could be narrow instead. Split keys take 8 µs more on an H100, and a unit of a narrow tile
-/// takes one: 64 rows on 640 keys, in eight units, 19 µs whole and 25 split; 32 rows on 1000, in 13 units, 24 and 20.
+/// takes one: 64 rows on 640 keys, in eight units, take 18 µs whole and 25 split, on 800, in ten, 19 and 25.
 const LEAST_GAIN_BESIDE_NARROW: u32 = 8;
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
