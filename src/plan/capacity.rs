@@ -136,7 +136,7 @@ impl Capacity {
 fn narrow_items(tiling: &Tiling) -> usize {
     match tiling.q_parts {
         1 => 0,
-        _ => (tiling.workers.all / tiling.workers.of_item) as usize,
+        _ => tiling.workers.items_at_a_time(),
     }
 }
 

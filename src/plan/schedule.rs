@@ -88,7 +88,7 @@ pub fn schedule(
 
 /// With the narrowest tiles that all run at a time, where workers would be left over: those of few rows end earlier.
 fn narrowed(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling) -> Tiling {
-    let most = (tiling.workers.all / tiling.workers.of_item) as usize;
+    let most = tiling.workers.items_at_a_time();
     let all_run = |of: &Tiling| tiles(batch, of).take(most + 1).count() <= most;
     let mut narrower = (1..tiling.q_parts).map(|q_parts| Tiling {
         q_tile: tiling.q_tile / tiling.q_parts * q_parts,

@@ -232,4 +232,9 @@ impl Workers {
         of_item: 1,
         small: SmallItems::NONE,
     };
+
+    /// Items that run at a time.
+    pub fn items_at_a_time(&self) -> usize {
+        (self.all / self.of_item) as usize
+    }
 }
