@@ -97,8 +97,8 @@ fn missing_paths(path: &Path, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every source of a test: `tests/name.rs`, `tests/name/*.rs`, the `name.py` of Python tests (of every folder that has one), or a
-/// rule of the Makefile.
+/// Every source of a test: `tests/name.rs`, the suite `tests/cpu/name.rs`, `tests/name/*.rs`, the `name.py` of Python tests (of
+/// every folder that has one), or a rule of the Makefile.
 fn source_of_test(name: &str) -> Option<String> {
     let read = |path: PathBuf| std::fs::read_to_string(path).ok();
     if let Some(command) = name.strip_prefix("make ") {
@@ -111,12 +111,9 @@ fn source_of_test(name: &str) -> Option<String> {
                 .to_owned(),
         );
     }
-    let rust = root().join("tests").join(format!("{name}.rs"));
+    let rust = ["tests", "tests/cpu"].map(|folder| root().join(folder).join(format!("{name}.rs")));
     let python = PYTHON_TESTS.map(|folder| root().join(folder).join(format!("{name}.py")));
-    let files: String = std::iter::once(rust)
-        .chain(python)
-        .filter_map(read)
-        .collect();
+    let files: String = rust.into_iter().chain(python).filter_map(read).collect();
     if !files.is_empty() {
         return Some(files);
     }
@@ -296,8 +293,9 @@ fn what_is_missing_is_found() {
     let page = Path::new("docs/paddle.md");
     assert_eq!(missing_python_tests(page, "`test_engine`").len(), 1);
     let suites =
-        "`make dist DIST_ARCH=aarch64` `tests/contract` (tensors), `tests/grids.rs` (sinks)";
+        "`make dist DIST_ARCH=aarch64` `tests/contract` (tensors), `tests/cpu/grids.rs` (sinks)";
     assert_eq!(missing_suites(page, suites).len(), 0);
-    let suites = "`make dists` `tests/contract` (no_module, tensors), `tests/grids.rs` (no_grid)";
+    let suites =
+        "`make dists` `tests/contract` (no_module, tensors), `tests/cpu/grids.rs` (no_grid)";
     assert_eq!(missing_suites(page, suites).len(), 3);
 }

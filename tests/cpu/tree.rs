@@ -1,14 +1,12 @@
 //! Trees of draft tokens: masks, positions and links against the closure of the matrix of parents, and attention under
 //! the masks against attention of every path alone.
 
-mod common;
-
-use common::door::{DOORS, Session};
-use common::instance::Scratch;
-use common::memory::{HostMemory, Image, Resident, View};
-use common::random;
-use common::tree::{ALL_BUT_BITS, Forest, Grown, grown};
-use common::values::{mix, normal, shuffled};
+use crate::common::door::{DOORS, Session};
+use crate::common::instance::Scratch;
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::random;
+use crate::common::tree::{ALL_BUT_BITS, Forest, Grown, grown};
+use crate::common::values::{mix, normal, shuffled};
 use folio::api::{BatchInput, Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask};
@@ -271,7 +269,7 @@ fn attention_is_that_of_each_path() {
             Mask::Bits(args.mask_bits.unwrap()),
         ] {
             let is = layer.attend(q.tensor(), size as u32, &slots, mask);
-            common::instance::for_each_index(&[rows, HEADS[0], DIM], |at| {
+            crate::common::instance::for_each_index(&[rows, HEADS[0], DIM], |at| {
                 let (is, want) = (is.value(at), want.value(at));
                 // Sums of at most 34 terms in another order.
                 let close = (is - want).abs() <= 34.0 * f64::from(f32::EPSILON);

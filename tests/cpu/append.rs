@@ -1,13 +1,11 @@
 //! Writing new tokens to a paged cache: which bytes land where, and that no other byte changes.
 
-mod common;
-
-use common::codec::{decode, encode};
-use common::door::{DOORS, Session};
-use common::instance::for_each_index;
-use common::memory::{HostMemory, Image, Resident, View};
-use common::random;
-use common::values::{mix, normal, shuffled, uniform};
+use crate::common::codec::{decode, encode};
+use crate::common::door::{DOORS, Session};
+use crate::common::instance::for_each_index;
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::random;
+use crate::common::values::{mix, normal, shuffled, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{AppendArgs, CacheForm, KvLayout};

@@ -1,17 +1,15 @@
 //! Cascades come to what flat attention over the same page table comes to, on the CPU and the oracle, through both doors:
 //! whatever requests share, and whatever runs ask for.
 
-mod common;
-
-use common::cascade::{
+use crate::common::cascade::{
     Case, Data, EXTRAS, Extra, Handle, cascades_of_every_form, check, compare as compare_case,
     short_requests, tree,
 };
-use common::compare::Tolerance;
-use common::door::DOORS;
-use common::memory::HostMemory;
-use common::problem::Problem;
-use common::random;
+use crate::common::compare::Tolerance;
+use crate::common::door::DOORS;
+use crate::common::memory::HostMemory;
+use crate::common::problem::Problem;
+use crate::common::random;
 use folio::api::{SharedPrefixes, Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{KvLayout, LogBase};

@@ -1,23 +1,21 @@
 //! What a result may not depend on: the rest of the batch, the number of threads, the page table's form,
 //! the memory layout, the plans before, and which layers ran on the same plan.
 
-mod common;
-
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::{DOORS, Session};
-use common::instance::{LayerData, Output, Planned, solve};
-use common::memory::HostMemory;
-use common::problem::{Layer, MaskKind, Pattern, Problem, Request, Storage, TableForm};
-use common::random;
-use common::strategy::{layers, problems, stored_problems};
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::{DOORS, Session};
+use crate::common::instance::{LayerData, Output, Planned, solve};
+use crate::common::memory::HostMemory;
+use crate::common::problem::{Layer, MaskKind, Pattern, Problem, Request, Storage, TableForm};
+use crate::common::random;
+use crate::common::strategy::{layers, problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::{Kind, KvLayout};
 use proptest::prelude::*;
 
 fn cpu(num_threads: u32) -> Vec<Box<dyn Session>> {
-    let open = |door: &&dyn common::door::Door| door.open(Target::Cpu { num_threads });
+    let open = |door: &&dyn crate::common::door::Door| door.open(Target::Cpu { num_threads });
     DOORS
         .iter()
         .map(|door| open(door).expect("a CPU context"))

@@ -1,18 +1,16 @@
 //! Attention over a cache and new keys beside it: both backends of this machine, through both doors, over random problems.
 //! What each must come to is computed in `common::dense`, which sees one list of keys.
 
-mod common;
-
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::{DOORS, Door, RustDoor, Session};
-use common::instance::{LayerData, Output, Planned, solve};
-use common::memory::HostMemory;
-use common::problem::{
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::{DOORS, Door, RustDoor, Session};
+use crate::common::instance::{LayerData, Output, Planned, solve};
+use crate::common::memory::HostMemory;
+use crate::common::problem::{
     Alibi, Bias, BiasHeads, HeadScales, Layer, MaskKind, Pattern, Problem, TableForm,
 };
-use common::random;
-use common::strategy::extends;
+use crate::common::random;
+use crate::common::strategy::extends;
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::MaskColumns;
@@ -245,7 +243,7 @@ fn batch_invariant_results_do_not_depend_on_the_batch() {
 /// The tables of every form say where the cached keys are, and nothing of the new ones.
 #[test]
 fn every_form_of_page_table() {
-    use common::problem::Storage;
+    use crate::common::problem::Storage;
     use folio::problem::KvLayout;
     let forms = [
         (16, TableForm::CsrLastPageLen),

@@ -1,20 +1,19 @@
 //! Caches of latent records: which bytes an append writes where, what a gather makes of them, and that no other byte
 //! changes.
 
-mod common;
-#[path = "fuzz/guarded.rs"]
+#[path = "../fuzz/guarded.rs"]
 #[allow(dead_code)]
 mod guarded;
 
-use common::codec::{encode, rounded, unit_roundoff};
-use common::door::{DOORS, Door, RustDoor, Session};
-use common::golden;
-use common::instance::for_each_index;
-use common::memory::{HostMemory, Image, Resident, View};
-use common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
-use common::random;
-use common::reserved::Reserved;
-use common::values::{mix, normal};
+use crate::common::codec::{encode, rounded, unit_roundoff};
+use crate::common::door::{DOORS, Door, RustDoor, Session};
+use crate::common::golden;
+use crate::common::instance::for_each_index;
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::mla_cache::{FLOATS, Format, MlaAppend, MlaGather, Records, Rotation};
+use crate::common::random;
+use crate::common::reserved::Reserved;
+use crate::common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{LatentCache, MlaAppendArgs, MlaGatherArgs, RecordPages, Rotary};

@@ -1,13 +1,11 @@
 //! The projections of MLA: every operator against the formula, and what they are for: scores of absorbed queries with
 //! latent rows are those of queries with keys.
 
-mod common;
-
-use common::codec::{encode, rounded};
-use common::door::{DOORS, Session};
-use common::instance::for_each_index;
-use common::memory::{HostMemory, Image, Resident, View};
-use common::projections::{Case, Layout, Model, Operator, Values, Weights, grid, rows};
+use crate::common::codec::{encode, rounded};
+use crate::common::door::{DOORS, Session};
+use crate::common::instance::for_each_index;
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::projections::{Case, Layout, Model, Operator, Values, Weights, grid, rows};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{AbsorbQArgs, AbsorbWeightsArgs, UpProjectArgs};

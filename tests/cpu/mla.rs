@@ -1,19 +1,19 @@
 //! Absorbed multi-head latent attention: the oracle and the CPU through both doors, on every instruction set of this
 //! machine, against the float64 formula of `common::mla`.
 
-mod common;
-
-use common::codec::{decode, encode, rounded};
-use common::compare::{Tolerance, compare};
-use common::door::{DOORS, Session};
-use common::instance::{Output, Planned};
-use common::memory::{HostMemory, Image, Resident, View};
-use common::mla::{self, Cache, MlaLayer, MlaProblem, Queries, check, problems, solve_on_host};
-use common::mla_forms::forms_agree;
-use common::problem::{MaskKind, Problem, Request, TableForm};
-use common::random;
-use common::reserved::Reserved;
-use common::values::{mix, normal};
+use crate::common::codec::{decode, encode, rounded};
+use crate::common::compare::{Tolerance, compare};
+use crate::common::door::{DOORS, Session};
+use crate::common::instance::{Output, Planned};
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::mla::{
+    self, Cache, MlaLayer, MlaProblem, Queries, check, problems, solve_on_host,
+};
+use crate::common::mla_forms::forms_agree;
+use crate::common::problem::{MaskKind, Problem, Request, TableForm};
+use crate::common::random;
+use crate::common::reserved::Reserved;
+use crate::common::values::{mix, normal};
 use folio::api::{Context, Stream, Target};
 use folio::cpu::{CpuBackend, Isa};
 use folio::dtype::DType;
@@ -24,7 +24,7 @@ use proptest::prelude::*;
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 fn cpu(num_threads: u32) -> Vec<Box<dyn Session>> {
-    let open = |door: &&dyn common::door::Door| door.open(Target::Cpu { num_threads });
+    let open = |door: &&dyn crate::common::door::Door| door.open(Target::Cpu { num_threads });
     DOORS
         .iter()
         .map(|door| open(door).expect("a CPU context"))
@@ -88,7 +88,7 @@ proptest! {
     fn a_batch_invariant_result_does_not_depend_on_the_batch(problem in problems()) {
         let mut problem = problem;
         problem.batch.batch_invariant = true;
-        if let common::problem::Storage::Paged { shared_pages, .. } = &mut problem.batch.storage {
+        if let crate::common::problem::Storage::Paged { shared_pages, .. } = &mut problem.batch.storage {
             *shared_pages = 0;
         }
         for session in cpu(3) {
@@ -285,7 +285,9 @@ fn the_absorbed_form_is_that_of_the_heads() {
         let q_rope = |h: usize, r: usize| rounded(dtype, number(6, [h, r, 0], 1.0));
         let of = |shape: [i64; 3], value: &dyn Fn(&[i64]) -> f64| {
             let mut image = Image::poisoned(View::compact(dtype, &shape));
-            common::instance::for_each_index(&shape, |at| image.put(at, encode(dtype, value(at))));
+            crate::common::instance::for_each_index(&shape, |at| {
+                image.put(at, encode(dtype, value(at)))
+            });
             Resident::new(&HostMemory, image)
         };
         let absorbed = of([1, HEADS as i64, RANK as i64], &|at| {
@@ -311,7 +313,7 @@ fn the_absorbed_form_is_that_of_the_heads() {
             .pages(KEYS as u32, TableForm::CsrLastPageLen);
         // The only page is page 0.
         let mut problem = problem;
-        problem.batch.storage = common::problem::Storage::paged(KEYS as u32);
+        problem.batch.storage = crate::common::problem::Storage::paged(KEYS as u32);
         for session in cpu(2) {
             let handle = session.attention(problem.desc()).unwrap();
             let planned = Planned::new(handle, &HostMemory, &HostMemory, &problem.batch).unwrap();

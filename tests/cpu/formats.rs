@@ -1,11 +1,9 @@
 //! Caches of other forms than rows of plain elements: what an append writes, byte by byte, and what a gather reads back.
 
-mod common;
-
-use common::door::{DOORS, Session};
-use common::formats::cases;
-use common::memory::{HostMemory, Image, Resident, View};
-use common::random;
+use crate::common::door::{DOORS, Session};
+use crate::common::formats::cases;
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::random;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{AppendArgs, CacheForm, KvLayout};

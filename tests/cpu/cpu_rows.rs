@@ -1,16 +1,14 @@
-//! Every instruction set of this machine against dense attention; `tests/attention.rs` sees only the
+//! Every instruction set of this machine against dense attention; `tests/cpu/attention.rs` sees only the
 //! best one, or the one that `FOLIO_TEST_ISA` names.
 
-mod common;
-
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::{self, Session};
-use common::instance::solve;
-use common::memory::HostMemory;
-use common::problem::Problem;
-use common::random;
-use common::strategy::problems;
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::{self, Session};
+use crate::common::instance::solve;
+use crate::common::memory::HostMemory;
+use crate::common::problem::Problem;
+use crate::common::random;
+use crate::common::strategy::problems;
 use folio::api::{Attention, Context, Target};
 use folio::cpu::{CpuBackend, Isa};
 use folio::log::Logger;

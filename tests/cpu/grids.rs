@@ -1,12 +1,10 @@
 //! The peers' grids on the CPU, through the C functions.
 
-mod common;
-
-use common::c_door::CDoor;
-use common::door::{Door, Session};
-use common::grids::{GRIDS, Grid, Place};
-use common::memory::HostMemory;
-use common::problem::Problem;
+use crate::common::c_door::CDoor;
+use crate::common::door::{Door, Session};
+use crate::common::grids::{GRIDS, Grid, Place};
+use crate::common::memory::HostMemory;
+use crate::common::problem::Problem;
 use folio::api::Target;
 use folio::dtype::DType;
 

@@ -1,16 +1,14 @@
 //! Norm, RoPE and append of new tokens: every output by the formulas, and that no other byte changes.
 
-mod common;
-
-use common::append_run::{AppendRun, append_runs};
-use common::codec::encode;
-use common::door::{DOORS, Session};
-use common::instance::for_each_index;
-use common::memory::{HostMemory, Image, Resident, View};
-use common::random;
-use common::rope_append::{MAX_POSITION, RopeAppend, Rotation, Source};
-use common::rope_append_forms::appends_in_forms;
-use common::values::{mix, normal};
+use crate::common::append_run::{AppendRun, append_runs};
+use crate::common::codec::encode;
+use crate::common::door::{DOORS, Session};
+use crate::common::instance::for_each_index;
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::random;
+use crate::common::rope_append::{MAX_POSITION, RopeAppend, Rotation, Source};
+use crate::common::rope_append_forms::appends_in_forms;
+use crate::common::values::{mix, normal};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{

@@ -1,14 +1,12 @@
 //! Context parallelism with all ranks in one process: what ranks gather and put together is what one rank has, and
 //! corrected outputs add up to the output over all keys.
 
-mod common;
-
-use common::context_parallel::{Dealt, Shares, ranks_attend};
-use common::door::{DOORS, Session};
-use common::memory::HostMemory;
-use common::mla::Cache;
-use common::mla_cache::FLOATS;
-use common::random;
+use crate::common::context_parallel::{Dealt, Shares, ranks_attend};
+use crate::common::door::{DOORS, Session};
+use crate::common::memory::HostMemory;
+use crate::common::mla::Cache;
+use crate::common::mla_cache::FLOATS;
+use crate::common::random;
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::LogBase;

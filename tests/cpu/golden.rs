@@ -1,11 +1,9 @@
 //! Attention on paper: logits that are logarithms of small integers, one-hot values, so that every weight
 //! is a fraction one can check by eye. And the page metadata that the peers publish.
 
-mod common;
-
-use common::door::{DOORS, Session};
-use common::instance::Scratch;
-use common::memory::{HostMemory, Image, Resident};
+use crate::common::door::{DOORS, Session};
+use crate::common::instance::Scratch;
+use crate::common::memory::{HostMemory, Image, Resident};
 use folio::api::{BatchInput, Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{

@@ -1,12 +1,10 @@
 //! MLA over a cached context: new tokens over themselves and over their context in chunks come to what attention over all
 //! of it comes to, on the CPU and the oracle, through both doors, whoever unpacks the records.
 
-mod common;
-
-use common::door::DOORS;
-use common::memory::HostMemory;
-use common::mla_context::{Case, Data, Handle, check};
-use common::random;
+use crate::common::door::DOORS;
+use crate::common::memory::HostMemory;
+use crate::common::mla_context::{Case, Data, Handle, check};
+use crate::common::random;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{CacheFormat, LogBase, MlaContextDesc};

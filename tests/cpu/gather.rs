@@ -1,11 +1,9 @@
 //! Tokens of a paged cache copied to dense rows: every bit of every row, and no other.
 
-mod common;
-
-use common::door::{DOORS, Session};
-use common::gather::Gathering;
-use common::memory::HostMemory;
-use common::random;
+use crate::common::door::{DOORS, Session};
+use crate::common::gather::Gathering;
+use crate::common::memory::HostMemory;
+use crate::common::random;
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::KvLayout;

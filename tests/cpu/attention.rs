@@ -1,16 +1,14 @@
 //! The attention contract: every backend of this machine, through every door, over random problems and
 //! the peers' own grids. What each problem must come to is computed in `common::dense`.
 
-mod common;
-
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::{DOORS, Door, RustDoor, Session};
-use common::instance::solve;
-use common::memory::HostMemory;
-use common::problem::{Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
-use common::random;
-use common::strategy::{host_problems, stored_problems};
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::{DOORS, Door, RustDoor, Session};
+use crate::common::instance::solve;
+use crate::common::memory::HostMemory;
+use crate::common::problem::{Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows};
+use crate::common::random;
+use crate::common::strategy::{host_problems, stored_problems};
 use folio::api::Target;
 use folio::dtype::DType;
 use folio::problem::{CacheForm, Kind, LogBase};

@@ -1,15 +1,13 @@
 //! A window skips the pages that no row sees: they are memory that must not be read.
 
-mod common;
-
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::{DOORS, Door};
-use common::instance::{LayerData, Planned};
-use common::memory::HostMemory;
-use common::pages::PageTable;
-use common::problem::{Layer, Problem};
-use common::reserved::Reserved;
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::{DOORS, Door};
+use crate::common::instance::{LayerData, Planned};
+use crate::common::memory::HostMemory;
+use crate::common::pages::PageTable;
+use crate::common::problem::{Layer, Problem};
+use crate::common::reserved::Reserved;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::Kind;

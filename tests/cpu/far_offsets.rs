@@ -1,15 +1,13 @@
 //! Caches whose pages lie further apart than 32 bits can count. The memory is only reserved; the few
 //! pages that hold keys are all that is ever touched.
 
-mod common;
-
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::DOORS;
-use common::instance::{LayerData, Planned};
-use common::memory::HostMemory;
-use common::problem::Problem;
-use common::reserved::Reserved;
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::DOORS;
+use crate::common::instance::{LayerData, Planned};
+use crate::common::memory::HostMemory;
+use crate::common::problem::Problem;
+use crate::common::reserved::Reserved;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::Kind;

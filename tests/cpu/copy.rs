@@ -1,11 +1,9 @@
 //! Copies of pages: every bit of the pairs' pages arrives, and no other bit changes.
 
-mod common;
-
-use common::copy::{Copying, Places};
-use common::door::{DOORS, Session};
-use common::memory::HostMemory;
-use common::random;
+use crate::common::copy::{Copying, Places};
+use crate::common::door::{DOORS, Session};
+use crate::common::memory::HostMemory;
+use crate::common::random;
 use folio::api::Target;
 use folio::dtype::DType;
 use proptest::prelude::*;

@@ -1,14 +1,12 @@
 //! The indices of a batch: every operator through both doors, against what token by token must come out, the golden values
 //! of the libraries that they stand for, and round trips.
 
-mod common;
-
-use common::door::{DOORS, Session};
-use common::index::{
+use crate::common::door::{DOORS, Session};
+use crate::common::index::{
     Drafts, Lengths, Listing, Lists, NewTokens, Rows, check_far_slots, list, numbers,
 };
-use common::memory::{HostMemory, Image, Resident, View};
-use common::random;
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::random;
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{

@@ -1,18 +1,16 @@
 //! Attention states and their merges: the formula, its edges, and that attention over parts of the keys
 //! merges into attention over all of them.
 
-mod common;
-
-use common::codec::{decode, encode, rounded, unit_roundoff};
-use common::compare::{Tolerance, compare};
-use common::dense;
-use common::door::{DOORS, Session};
-use common::golden;
-use common::instance::{LayerData, Output, Planned, for_each_index, solve};
-use common::memory::{HostMemory, Image, Resident, View};
-use common::problem::{Layer, MaskKind, Pattern, Problem};
-use common::random;
-use common::values::{mix, normal, uniform};
+use crate::common::codec::{decode, encode, rounded, unit_roundoff};
+use crate::common::compare::{Tolerance, compare};
+use crate::common::dense;
+use crate::common::door::{DOORS, Session};
+use crate::common::golden;
+use crate::common::instance::{LayerData, Output, Planned, for_each_index, solve};
+use crate::common::memory::{HostMemory, Image, Resident, View};
+use crate::common::problem::{Layer, MaskKind, Pattern, Problem};
+use crate::common::random;
+use crate::common::values::{mix, normal, uniform};
 use folio::api::{Stream, Target};
 use folio::dtype::DType;
 use folio::problem::{LogBase, MergeArgs, MergeStatesArgs, MergeVarlenArgs};
