@@ -163,6 +163,18 @@ impl Tiling {
     pub fn may_be_shared(&self, rows: u32) -> bool {
         rows <= self.q_tile || self.tail.most_chunks == 0
     }
+
+    /// In tiles of one part, whole: of requests with so few keys, parts of tiles would take longer.
+    pub fn of_few_keys(self) -> Tiling {
+        Tiling {
+            q_tile: self.q_tile / self.q_parts,
+            q_parts: 1,
+            max_splits: 1,
+            max_shares: 0,
+            tail: TailCosts::NO_TAIL,
+            ..self
+        }
+    }
 }
 
 /// What it takes to cut the last tiles of a prefill, where whole tiles would leave workers idle at the end.

@@ -12,6 +12,7 @@ mod context_parallel;
 mod copy;
 mod decode;
 mod extend;
+mod few_keys;
 mod formats;
 mod fp8_products;
 mod fp8_queries;
@@ -76,6 +77,8 @@ fn main() -> ExitCode {
         case("prefill_tail", (), problems::prefill_tail),
         case("decode_tiles", (), problems::decode_tiles),
         case("narrow_tiles", (), problems::narrow_tiles),
+        case("few_keys", (), few_keys::few_keys),
+        case("few_keys_between_many", (), few_keys::few_keys_between_many),
         case(
             "more_parts_than_there_is_room_for",
             (),

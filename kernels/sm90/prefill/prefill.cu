@@ -351,8 +351,14 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     // = 72 + 2 * 216 and 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows, and
     // more to those who convert them; to find out what any mask shows takes the producer more.
     constexpr bool SHIFTED = MASKED || OWN_KEYS || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
-    constexpr int PRODUCER_REGISTERS = CONVERTS && CONSUMERS == 2 ? 72 : SHIFTED ? 56 : CONSUMERS == 2 ? 40 : 32;
-    constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? (504 - PRODUCER_REGISTERS) / 2 : (512 - PRODUCER_REGISTERS) / 3;
+    // One consumer warpgroup has what the producer leaves of 2 * 80 or of 2 * 128, by the CTAs of a multiprocessor.
+    constexpr int ALL_REGISTERS = CONSUMERS == 3 ? 512 : CONSUMERS == 2 ? 504 : CTAS == 2 ? 256 : 160;
+    constexpr int PRODUCER_REGISTERS = CTAS == 3                    ? 24
+                                       : CONVERTS && CONSUMERS == 2 ? 72
+                                       : SHIFTED                    ? 56
+                                       : CONSUMERS < 3              ? 40
+                                                                    : 32;
+    constexpr int CONSUMER_REGISTERS = (ALL_REGISTERS - PRODUCER_REGISTERS) / CONSUMERS;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
         if constexpr (KV_ROWS != KvRows::ROWS) {
@@ -413,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio::prefill::attend(params, q_map, k_map, k_map, v_map);
 }
 #else
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::prefill::CTAS)
     folio_prefill_sm90(const __grid_constant__ FolioPrefillParams params,
                        const __grid_constant__ folio::TensorMap q_map, const __grid_constant__ folio::TensorMap k_map,
                        const __grid_constant__ folio::TensorMap v_map) {

@@ -45,6 +45,9 @@ constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;
 constexpr int GROUP_ROWS = 64;  // query rows of a consumer warpgroup
 constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
+// CTAs of a multiprocessor. Those of one warpgroup are for tiles of one step or a few: they wait for memory, by turns.
+// src/cuda/kernels/attention/sm90_prefill.rs says the same.
+constexpr u32 CTAS = CONSUMERS > 1 ? 1 : DIM_QK > 64 ? 2 : 3;
 // How rows of K and V come. RAGGED: in boxes of consecutive rows, one for 64 columns. PAGED: in boxes of a page, one for
 // all columns. ROWS: one by one. PAGED_COLUMNS: in boxes of a page, one for 64 columns, since rows end within them.
 // PAGED_OWN: as PAGED, where warpgroups may have keys of their own.
@@ -110,7 +113,8 @@ constexpr u32 MASK_BYTES = MASKED ? ROW_MASK_BYTES + 8 * WARPGROUP * CONSUMERS :
 // the latter as there is room for, since that is what is under way from memory; then as many steps, up to four.
 // src/cuda/kernels/attention/sm90_prefill.rs computes the same.
 constexpr u32 RECORD_BYTES = OWN_KEYS ? 2048 : 1024;  // tile records and barriers
-constexpr u32 MOST_BUFFER_BYTES = 232448 - RECORD_BYTES - MASK_BYTES;
+// A multiprocessor's shared memory, of which a CTA takes 1024 bytes more than it asks for.
+constexpr u32 MOST_BUFFER_BYTES = 233472 / CTAS - 1024 - RECORD_BYTES - MASK_BYTES;
 // Each warp converts one, and others are under way.
 constexpr u32 WANTED_RAW_STAGES = 2 * FILLING_WARPS, MOST_RAW_STAGES = 4 * FILLING_WARPS;
 constexpr u32 LEAST_STEPS_BYTES = 2 * STEP_BYTES + WANTED_RAW_STAGES * RAW_BYTES;

@@ -71,6 +71,7 @@ struct Planned {
     /// Query rows of the largest item, or the most there can be.
     q_tile: u32,
     q_tile_is_exact: bool,
+    has_few_keys: bool,
     /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
     /// The plan is over new keys, at the numbers that they have among all.
@@ -173,6 +174,7 @@ impl CudaAttention {
         unsafe { self.narrow.launch(current, &copies, stream)? };
         let mut planned = self.largest(&layout, base, page_ids);
         planned.starts_in_blocks = batch.keys == Keys::New;
+        planned.has_few_keys = self.tilings().has_few_keys(batch) && self.is_of_parts(work);
         if !self.desc.graph {
             planned.num_items = counts.items;
             planned.num_combines = counts.combines;
@@ -189,6 +191,12 @@ impl CudaAttention {
             planned.q_tile_is_exact = true;
         }
         Ok(planned)
+    }
+
+    /// Whether a part of a tile has room for every item: also of work that was not cut by [`Tilings::of_host`].
+    fn is_of_parts(&self, work: &WorkList) -> bool {
+        let rows = self.tilings().of_desc().of_few_keys().q_tile;
+        work.items.iter().all(|item| item.q_len <= rows)
     }
 
     fn plan_device(
@@ -265,6 +273,7 @@ impl CudaAttention {
             num_combines: self.capacity.counts.combines,
             q_tile: self.tilings().most_rows_of_item(),
             q_tile_is_exact: false,
+            has_few_keys: false,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
             starts_in_blocks: false,
             num_rows: u64::from(self.desc.max_num_tokens),
@@ -421,6 +430,7 @@ impl CudaAttention {
             num_items: blocks_of("qo_indptr and kv_len", planned.num_items as u64)?,
             q_tile: planned.q_tile,
             q_tile_is_exact: planned.q_tile_is_exact,
+            has_few_keys: planned.has_few_keys,
             num_keys: planned.num_keys,
             num_rows: planned.num_rows,
             num_requests: planned.num_requests,

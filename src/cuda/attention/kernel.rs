@@ -30,6 +30,9 @@ pub struct Run<'a> {
     pub q_tile: u32,
     /// An item has as many: the host cut the batch, and the launch serves no other one.
     pub q_tile_is_exact: bool,
+    /// Requests have no more keys than [`AttentionKernel::few_keys`], and items no more rows than a part of a tile; the launch
+    /// serves no other batch.
+    pub has_few_keys: bool,
     /// Keys of all requests together, or the most there can be where only the device knows.
     pub num_keys: u64,
     /// Query rows of all requests together, or the most there can be.
@@ -114,6 +117,12 @@ pub trait AttentionKernel: Send + Sync {
     /// Whether it has a worker for each tile of an item's rows. Then batches are cut by the rows that their requests have.
     fn side_by_side(&self) -> Option<SideBySide> {
         None
+    }
+
+    /// Keys of a request up to which it is faster by tiles of one part. Then batches whose requests have no more are cut in
+    /// these.
+    fn few_keys(&self) -> u32 {
+        0
     }
 
     /// Query rows that an item may have for it.

@@ -12,6 +12,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, DeviceInfo, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{
     AttentionRow, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, SPLIT_ROPE_DIM, Variant,
+    prefill_ctas,
 };
 use crate::cuda::params::{AttentionParams, Divisor, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
@@ -31,6 +32,38 @@ const ROW_BYTES: u32 = 16;
 /// 145 one at a time; of 256, 36.2 and 38.4).
 const MOST_STEPS_OF_SMALL: u32 = 8;
 
+/// The kernel of one warpgroup a tile and several CTAs a multiprocessor, beside the one of several warpgroups: while one CTA
+/// waits for the memory, others multiply. Of requests with few keys most of the time is such waiting.
+#[derive(Debug)]
+struct Few {
+    row: &'static AttentionRow,
+    function: Function,
+    /// Keys of a request up to which it is the faster one.
+    most_keys: u32,
+    /// No request of the problem has more.
+    always: bool,
+}
+
+impl Few {
+    fn new(row: &'static AttentionRow, function: Function, desc: &AttentionDesc) -> Few {
+        // Measured on an H200. With 512 keys at head_dim 128, 16 × 512 causal (32/8) takes 104 µs instead of 96; with 256 at 88,
+        // 64 × 256 (16/16) 143 instead of 131: columns that the problem does not have are multiplied too.
+        let is_whole =
+            [desc.head_dim_qk, desc.head_dim_vo] == [row.shape.head_dim_qk, row.shape.head_dim_vo];
+        let most_keys = match (row.shape.head_dim_qk, is_whole) {
+            (..=64, _) => 1024,
+            (_, true) => 256,
+            (_, false) => 128,
+        };
+        Few {
+            row,
+            function,
+            most_keys,
+            always: desc.max_kv_len <= most_keys,
+        }
+    }
+}
+
 /// One of the kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90Prefill {
@@ -38,6 +71,8 @@ pub struct Sm90Prefill {
     masks: Masks,
     /// That of the preferred form of keys; both forms have the same shape.
     row: &'static AttentionRow,
+    /// For whole keys.
+    few: Option<Few>,
     /// A box of a page has all columns of its rows.
     columns_together: bool,
     /// Warpgroups take heads of small items side by side.
@@ -119,16 +154,20 @@ impl Sm90Prefill {
     ) -> Result<OrLacks<Self>> {
         let query = query(context, desc);
         let packing = packing(desc);
-        let form = |rope_dim, logits| {
+        let of_tile = |rope_dim, logits, suits: &dyn Fn(&AttentionRow) -> bool| {
             let wanted = Variant::Sm90Prefill {
                 kv,
                 rope_dim,
                 masks,
                 logits,
             };
-            find(loader, query, |row: &AttentionRow| {
-                row.variant == wanted && tile_suits(row, packing, desc.max_qo_len)
-            })
+            find(loader, query, |row| row.variant == wanted && suits(row))
+        };
+        let form = |rope_dim, logits| {
+            let suits = |row: &AttentionRow| {
+                !is_for_few_keys(row) && tile_suits(row, packing, desc.max_qo_len)
+            };
+            of_tile(rope_dim, logits, &suits)
         };
         let (whole, split) = (form(0, Logits::Some)?, form(SPLIT_ROPE_DIM, Logits::Some)?);
         let row = match (&whole, &split) {
@@ -139,10 +178,15 @@ impl Sm90Prefill {
             let found = form(0, logits)?.ok();
             Ok(found.and_then(|(of, function)| (of.shape == row.shape).then_some(function)))
         };
+        let few = match desc.shared_levels {
+            0 => of_tile(0, Logits::Some, &is_for_few_keys)?.ok(),
+            _ => None,
+        };
         Ok(Ok(Sm90Prefill {
             keys,
             masks,
             row,
+            few: few.map(|(row, function)| Few::new(row, function, desc)),
             columns_together: matches!(kv, KvRows::Paged | KvRows::PagedOwn),
             own_keys: kv == KvRows::PagedOwn,
             whole_keys: whole.ok().map(|(_, function)| function),
@@ -202,13 +246,13 @@ impl Sm90Prefill {
         run: &Run<'_>,
         stream: Stream,
     ) -> Result<()> {
-        let function = self.of_whole_keys(run.args).map_err(wrong_choice)?;
+        let (function, row) = self.with_row(run).map_err(wrong_choice)?;
         let launch = Launch {
             dependent: inputs.dependent,
-            ..self.shape_of_launch(run, stream)
+            ..self.shape_of_launch(row, run, stream)
         };
         let params = self.params(inputs.params, inputs.q, inputs.k, inputs.v);
-        let maps = self.maps(current, inputs.q, inputs.k, inputs.v)?;
+        let maps = self.maps(row, current, [inputs.q, inputs.k, inputs.v])?;
         // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors,
         // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
         unsafe { launch.enqueue(current, function, &params, &maps) }
@@ -239,11 +283,12 @@ impl Sm90Prefill {
         }
     }
 
-    fn shape_of_launch(&self, run: &Run<'_>, stream: Stream) -> Launch {
+    fn shape_of_launch(&self, row: &AttentionRow, run: &Run<'_>, stream: Stream) -> Launch {
         let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
+        let ctas = self.sm_count * prefill_ctas(row.shape);
         Launch {
-            grid: [tiles.min(u64::from(self.sm_count)) as u32, 1, 1],
-            threads: self.row.shape.threads,
+            grid: [tiles.min(u64::from(ctas)) as u32, 1, 1],
+            threads: row.shape.threads,
             cluster: 1,
             dependent: false,
             stream,
@@ -252,16 +297,15 @@ impl Sm90Prefill {
 
     fn maps(
         &self,
+        row: &AttentionRow,
         current: &Current<'_>,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        [q, k, v]: [&Tensor; 3],
     ) -> Result<[TensorMap; 3]> {
         let driver = current.driver();
         Ok([
             self.query_map(q).encode(driver, SWIZZLE)?,
-            self.cache_map(k).encode(driver, SWIZZLE)?,
-            self.cache_map(v).encode(driver, SWIZZLE)?,
+            self.cache_map(k, row).encode(driver, SWIZZLE)?,
+            self.cache_map(v, row).encode(driver, SWIZZLE)?,
         ])
     }
 
@@ -289,6 +333,16 @@ impl Sm90Prefill {
         match self.with_cap(args).or(self.with_bias(args)) {
             Some(function) => Ok(function),
             None => any,
+        }
+    }
+
+    /// The same and its row. Those for logits have no other tile than this one's.
+    fn with_row(&self, run: &Run<'_>) -> OrLacks<(&Function, &'static AttentionRow)> {
+        let for_logits = self.with_cap(run.args).or(self.with_bias(run.args));
+        let few = self.few.as_ref();
+        match few.filter(|few| for_logits.is_none() && (few.always || run.has_few_keys)) {
+            Some(few) => Ok((&few.function, few.row)),
+            None => Ok((self.of_whole_keys(run.args)?, self.row)),
         }
     }
 
@@ -325,10 +379,10 @@ impl Sm90Prefill {
     /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
     /// have in common. Where columns do not come together, rows are one block, of which a box has a part.
     /// Ragged: `[head][token][column]`, a box is 64 columns of a step.
-    fn cache_map(&self, cache: &Tensor) -> Map {
+    fn cache_map(&self, cache: &Tensor, row: &AttentionRow) -> Map {
         let heads = cache.extent(2) as u32;
         let columns = cache.extent(3) as u32;
-        let kv_tile = self.row.shape.kv_tile;
+        let kv_tile = row.shape.kv_tile;
         let KvStorage::Paged { page_size, .. } = self.kv else {
             return Map::new(cache)
                 .dimension(columns, BOX_COLUMNS, 1)
@@ -384,7 +438,10 @@ impl Sm90Prefill {
 
 impl AttentionKernel for Sm90Prefill {
     fn name(&self) -> &str {
-        &self.row.row.name
+        match &self.few {
+            Some(few) if few.always => &few.row.row.name,
+            _ => &self.row.row.name,
+        }
     }
 
     fn tiling(&self) -> Tiling {
@@ -394,6 +451,9 @@ impl AttentionKernel for Sm90Prefill {
             (self.sm_count, self.unit_bytes),
             self.head_blocks,
         );
+        if self.few.as_ref().is_some_and(|few| few.always) {
+            return tiling.of_few_keys();
+        }
         if self.kind == Kind::Decode {
             tiling.max_shares = tiling.max_splits;
             if !self.tiles_share_keys {
@@ -413,8 +473,12 @@ impl AttentionKernel for Sm90Prefill {
         tiling
     }
 
+    fn few_keys(&self) -> u32 {
+        self.few.as_ref().map_or(0, |few| few.most_keys)
+    }
+
     fn most_rows(&self) -> u32 {
-        self.tiling().q_tile
+        rows_of_tile(self.row, self.packing.positions())
     }
 
     /// Steps are of whole blocks. Only masks of any kind hide what is before an item's first key.
@@ -446,7 +510,7 @@ impl AttentionKernel for Sm90Prefill {
             return self.launch_over(&inputs, current, run, stream);
         }
         let function = self.function(args).map_err(wrong_choice)?;
-        let launch = self.shape_of_launch(run, stream);
+        let launch = self.shape_of_launch(self.row, run, stream);
         let params = |attention| self.params(attention, &args.q, &args.k, &args.v);
         let Some(k_rope) = &args.k_rope else {
             let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
@@ -458,8 +522,10 @@ impl AttentionKernel for Sm90Prefill {
             k_rope_page_groups: self.page_groups(k_rope),
             ..*run.params
         });
-        let [q, k, v] = self.maps(current, &args.q, &args.k, &args.v)?;
-        let k_rope = self.cache_map(k_rope).encode(current.driver(), SWIZZLE)?;
+        let [q, k, v] = self.maps(self.row, current, [&args.q, &args.k, &args.v])?;
+        let k_rope = self
+            .cache_map(k_rope, self.row)
+            .encode(current.driver(), SWIZZLE)?;
         // SAFETY: as above, with maps of the caller's tensors.
         unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) }
     }
@@ -483,11 +549,11 @@ pub(super) fn unit_bytes(device: &DeviceInfo) -> u32 {
 pub(super) fn tiling(
     row: &AttentionRow,
     positions: u32,
-    (sm_count, unit_bytes): (u32, u32),
+    (workers, unit_bytes): (u32, u32),
     head_blocks: u32,
 ) -> Tiling {
     // One tile per multiprocessor.
-    let at_a_time = sm_count / head_blocks;
+    let at_a_time = workers / head_blocks;
     Tiling {
         q_tile: rows_of_tile(row, positions),
         q_parts: row.shape.q_tile / WARPGROUP_ROWS,
@@ -496,7 +562,7 @@ pub(super) fn tiling(
         max_splits: at_a_time,
         max_shares: 0,
         tail: TailCosts {
-            most_chunks: 3 * sm_count / head_blocks,
+            most_chunks: 3 * workers / head_blocks,
             // 5 µs where a unit is 1.4 on an H200.
             item_units: 3,
             combine_units: 5,
@@ -510,7 +576,7 @@ pub(super) fn tiling(
         combine_units: COMBINE_UNITS,
         own_key_bytes: OWN_KEY_BYTES,
         workers: Workers {
-            all: sm_count,
+            all: workers,
             of_item: head_blocks,
             small: SmallItems::NONE,
         },
@@ -533,6 +599,10 @@ fn other_masks(args: &AttentionArgs) -> Features {
 
 fn packing(desc: &AttentionDesc) -> Packing {
     Packing::new(desc.group_size(), desc.max_qo_len)
+}
+
+fn is_for_few_keys(row: &AttentionRow) -> bool {
+    row.shape.q_tile == WARPGROUP_ROWS
 }
 
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of

@@ -22,7 +22,10 @@ impl Tilings<'_> {
     /// Of a batch that the host knows.
     pub fn of_host(self, batch: &HostBatch<'_>) -> Tiling {
         let Some(kernel) = self.side_by_side() else {
-            return self.of_desc();
+            return match self.has_few_keys(batch) {
+                true => self.of_desc().of_few_keys(),
+                false => self.of_desc(),
+            };
         };
         let longest = (0..batch.batch_size()).map(|b| batch.planned_rows(b)).max();
         let (longest, small) = (longest.unwrap_or(0), self.of_tiles(kernel));
@@ -45,7 +48,11 @@ impl Tilings<'_> {
     pub fn capacity(self) -> Capacity {
         let room = |tiling: Tiling| Capacity::new(self.desc, &tiling);
         let Some(kernel) = self.side_by_side() else {
-            return room(self.of_desc());
+            let any = room(self.of_desc());
+            return match self.few_keys() {
+                0 => any,
+                _ => any.max(room(self.of_desc().of_few_keys())),
+            };
         };
         (1..=kernel.rows_of_request().min(self.desc.max_qo_len))
             .map(|rows| room(kernel.of_items(self.of_desc(), rows)))
@@ -59,6 +66,23 @@ impl Tilings<'_> {
             None => self.of_desc().q_tile,
         };
         most.min(self.desc.max_qo_len)
+    }
+
+    /// Whether the host cuts a batch in tiles of one part, because its requests have few keys.
+    pub fn has_few_keys(self, batch: &HostBatch<'_>) -> bool {
+        let most = self.few_keys();
+        let is_planned = |&b: &usize| batch.planned_rows(b) > 0;
+        let mut requests = (0..batch.batch_size()).filter(is_planned);
+        most > 0 && requests.all(|b| batch.kv_len[b] as u32 <= most)
+    }
+
+    /// Keys of a request up to which batches may be cut in tiles of one part: none where a launch serves other batches too, or
+    /// a request is to be cut alike in all.
+    fn few_keys(self) -> u32 {
+        match self.desc.graph || self.desc.batch_invariant {
+            true => 0,
+            false => self.candidates.first().few_keys(),
+        }
     }
 
     /// A batch-invariant plan cuts a request alike in every batch.

@@ -13,5 +13,5 @@ pub use row::{
     Logits, MOST_HEAD_DIM, MOST_SOFT_CAP, MOST_WIDE_HEAD_DIM, Masks, Phase, Products, STORED,
     Shape, Tokens, Variant,
 };
-pub use sm90_prefill::SPLIT_ROPE_DIM;
+pub use sm90_prefill::{SPLIT_ROPE_DIM, prefill_ctas};
 pub use table::{candidates, rows, unsupported};

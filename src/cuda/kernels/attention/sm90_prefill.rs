@@ -27,6 +27,16 @@ pub(super) const FAMILIES: &[Family] = &[
         ..whole_keys(KvRows::PagedColumns)
     },
     whole_keys(KvRows::Ragged),
+    // Requests with few keys.
+    Family {
+        shapes: &FEW_KEYS,
+        fit: Fit::Exact,
+        ..whole_keys(KvRows::Paged)
+    },
+    Family {
+        shapes: &FEW_KEYS,
+        ..whole_keys(KvRows::Ragged)
+    },
     // Widened rows of problems whose queries are in fp8, which become fp16 too.
     Family {
         types: &[F16_TO_BF16],
@@ -143,7 +153,7 @@ const fn capped(kv: KvRows) -> Family {
 /// Runs with ALiBi take these instead of those of [`masked`], whose steps have fewer keys.
 const fn biased(kv: KvRows) -> Family {
     Family {
-        shapes: &[D128],
+        shapes: &[D64, D128],
         symbol: "folio_prefill_sm90_biased",
         ..with_logits(kv, Logits::Biased)
     }
@@ -179,6 +189,9 @@ const ONE_BY_ONE: [Shape; 4] = [D128, D128_SHORT, MLA, D256];
 /// For pages of all others.
 const WITHIN_BLOCKS: [Shape; 10] = [D64, D80, D96, D112, D128, D144, D160, D192, D224, D256];
 
+/// For requests with few keys: several CTAs of one warpgroup wait for the memory by turns.
+const FEW_KEYS: [Shape; 2] = [shape(64, 64, 64, 64), shape(128, 128, 64, 64)];
+
 const D64: Shape = shape(64, 64, 192, 128);
 const D80: Shape = shape(80, 80, 192, 112);
 const D96: Shape = shape(96, 96, 192, 112);
@@ -203,7 +216,7 @@ const MASKED_SHAPES: [Shape; 5] = [
 const BF16: &[AttentionTypes] = &[same(DType::BF16)];
 
 /// Models with soft caps.
-const CAPPED_SHAPES: [Shape; 3] = [D128, D128_SHORT, D256];
+const CAPPED_SHAPES: [Shape; 4] = [D64, D128, D128_SHORT, D256];
 
 /// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
 const CONVERTING: [Shape; 4] = [
@@ -224,6 +237,15 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
         kv_tile,
         // A warpgroup of 128 threads for every 64 query rows, and one that loads.
         threads: 128 * (q_tile / 64 + 1),
+    }
+}
+
+/// CTAs of a multiprocessor. The kernel says the same (`tile.cuh`).
+pub const fn prefill_ctas(shape: Shape) -> u32 {
+    match (shape.q_tile, shape.head_dim_qk) {
+        (64, 64) => 3,
+        (64, _) => 2,
+        _ => 1,
     }
 }
 
@@ -257,7 +279,8 @@ fn shared_bytes_with(
     types: AttentionTypes,
     shape: Shape,
 ) -> u32 {
-    const MOST: u32 = 232_448 - 1024;
+    // A multiprocessor's, of which a CTA takes 1024 bytes more than it asks for.
+    let most_of_cta = 233_472 / prefill_ctas(shape) - 2 * 1024;
     const WANTED_RAW_STAGES: u32 = 6;
     const MOST_RAW_STAGES: u32 = 12;
     let row = |dim: u32| dim.next_multiple_of(64);
@@ -268,7 +291,7 @@ fn shared_bytes_with(
         false => shape.kv_tile * keys.max(values),
     };
     let queries = shape.q_tile * keys * 2;
-    let most = MOST - others;
+    let most = most_of_cta - others;
     let fits_twice = 2 * queries + 2 * step + WANTED_RAW_STAGES * unit <= most;
     let query_stages = most_query_stages.min(if fits_twice { 2 } else { 1 });
     let room = most - query_stages * queries;

@@ -1,0 +1,103 @@
+//! Batches whose requests have few keys, which Hopper takes in tiles of one warpgroup: by handles for no others, by handles
+//! for any that see such a batch between others, and by calls that do not cut for it.
+
+use crate::common::instance::{LayerData, Planned};
+use crate::common::memory::{HostMemory, Memory};
+use crate::common::problem::{Alibi, Layer, MaskKind, Problem, Storage};
+use crate::gpu::DeviceMemory;
+use crate::problems::{assert_right, session};
+use folio::dtype::DType;
+
+/// Lengths of more requests than run at a time: rows, which are the last of so many keys.
+fn requests(most_keys: u32) -> Vec<(u32, u32)> {
+    (0..40)
+        .map(|b| {
+            let keys = 1 + b * 37 % most_keys;
+            (keys.div_ceil(1 + b % 3), keys)
+        })
+        .collect()
+}
+
+fn layers() -> [Layer; 5] {
+    let plain = Layer::plain;
+    [
+        plain(),
+        Layer {
+            mask: MaskKind::Full,
+            sinks: true,
+            ..plain()
+        },
+        Layer {
+            mask: MaskKind::Full,
+            window: Some((20, 30)),
+            ..plain()
+        },
+        Layer {
+            logits_soft_cap: 30.0,
+            ..plain()
+        },
+        Layer {
+            alibi: Some(Alibi::Linear),
+            ..plain()
+        },
+    ]
+}
+
+/// Every width, in pages and without, and a group of heads. A graph's handle has the same tiles.
+pub fn few_keys() {
+    let session = session();
+    let mut n = 0;
+    for (heads, dim, most_keys) in [
+        ((6, 6), 64, 190),
+        ((8, 2), 64, 300),
+        ((5, 5), 40, 100),
+        ((5, 5), 72, 120),
+        ((6, 2), 128, 250),
+        ((4, 4), 128, 130),
+    ] {
+        for layer in layers() {
+            let problem = Problem {
+                storage: [Storage::Ragged, Storage::paged(16)][n % 2],
+                layer,
+                graph: n % 3 == 2,
+                ..Problem::plain(&requests(most_keys))
+                    .of([DType::BF16, DType::F16][n / 2 % 2])
+                    .heads(heads.0, heads.1, dim)
+            };
+            let lengths: &dyn Memory = match n % 4 {
+                3 => &DeviceMemory,
+                _ => &HostMemory,
+            };
+            let handle = session.attention(problem.desc()).unwrap();
+            let planned = Planned::new(handle, &DeviceMemory, lengths, &problem).unwrap();
+            let got = planned.run(&LayerData::new(&DeviceMemory, &problem));
+            assert_right(&problem, &got.unwrap());
+            n += 1;
+        }
+    }
+}
+
+/// One handle's plans, of few keys and of many by turns.
+pub fn few_keys_between_many() {
+    let session = session();
+    for (dim, most_keys) in [(64, 200), (128, 140), (80, 90)] {
+        for layer in layers() {
+            let of = |lens: &[(u32, u32)]| Problem {
+                layer: layer.clone(),
+                ..Problem::plain(lens).of(DType::BF16).heads(6, 2, dim)
+            };
+            let few = requests(most_keys);
+            let many = [(300, 2100), (1, 700), (190, 190), (65, 1500)];
+            let handle = session
+                .attention(of(&[&few[..], &many[..]].concat()).desc())
+                .unwrap();
+            let (few, many) = (of(&few), of(&many));
+            let mut planned = Planned::new(handle, &DeviceMemory, &HostMemory, &few).unwrap();
+            for problem in [&few, &many, &few] {
+                planned.replan(&HostMemory, problem).unwrap();
+                let got = planned.run(&LayerData::new(&DeviceMemory, problem));
+                assert_right(problem, &got.unwrap());
+            }
+        }
+    }
+}
