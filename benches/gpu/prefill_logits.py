@@ -126,7 +126,7 @@ def check(context, row, spread, cap, window, alibi):
 
 def checks(context):
     wrong = n = 0
-    for d, hq in ((128, 8), (256, 4)):
+    for d, hq in ((64, 8), (128, 8), (256, 4)):
         for cap, spread in ((50.0, 1.0), (64.0, 20.0), (30.0, -3.0), (5.0, 2.0), (50.0, 200.0), (0.0, 1.0)):
             for window in (0, 70):
                 n += 1
@@ -140,7 +140,7 @@ def checks(context):
 
 
 ROWS = [prefill(4, 4096, 4096), prefill(16, 1024, 1024), prefill(4, 4096, 4096, hq=16, d=256),
-        prefill(16, 1024, 1024, hq=16, d=256)]
+        prefill(16, 1024, 1024, hq=16, d=256), prefill(4, 4096, 4096, d=64), prefill(16, 1024, 1024, hq=64, d=64)]
 
 
 def main():

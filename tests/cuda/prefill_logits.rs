@@ -115,7 +115,7 @@ pub fn distances() {
 /// exponents would be without a cap.
 pub fn caps_alone() {
     let mut n = 0;
-    for (heads, dim) in [((8, 2), 128), ((3, 3), 128), ((4, 2), 256)] {
+    for (heads, dim) in [((8, 2), 128), ((3, 3), 128), ((4, 2), 256), ((8, 1), 64)] {
         for storage in [Storage::paged(16), Storage::Ragged, Storage::paged(64)] {
             for (cap, spread) in [
                 (50.0, 1.0),
@@ -146,17 +146,17 @@ pub fn slopes_alone() {
     let mut n = 0;
     for q_dtype in [DType::BF16, DType::F16] {
         for storage in [Storage::paged(16), Storage::Ragged, Storage::paged(8)] {
-            for heads in [(8, 2), (16, 16), (12, 4)] {
+            for (heads, dim) in [((8, 2), 128), ((16, 16), 128), ((12, 4), 128), ((8, 1), 64)] {
                 let layer = Layer {
-                    mask: [MaskKind::Causal, MaskKind::Full][n % 2],
-                    window: (n % 4 == 1).then_some((100, 30)),
+                    mask: [MaskKind::Causal, MaskKind::Full][n / 4 % 2],
+                    window: (n % 5 == 1).then_some((100, 30)),
                     alibi: Some(Alibi::Linear),
                     sm_scale: [0.0, -0.1, 0.3][n % 3],
                     sinks: n % 5 == 0,
                     ..Layer::plain()
                 };
                 let layer = of_requests(n / 3 % 2 == 1, layer);
-                solve_and_check(alone(q_dtype, heads, 128, storage, layer));
+                solve_and_check(alone(q_dtype, heads, dim, storage, layer));
                 n += 1;
             }
         }

@@ -21,19 +21,24 @@ struct FarTanh {
                                                         -0.04957426f, 0.0146902f,   -0.00231711f};
 };
 
-// Sums of squares of a thread's products: bounds of their magnitudes, for half of what comparisons take.
+// Sums of squares of a thread's N products: bounds of their magnitudes, for half of what comparisons take. A sum is of ten at
+// most: of more, it would exceed the bound for products that do not.
+template <int N>
 struct Squares {
-    float sums[4];
+    static constexpr int SUMS = N < 64 ? 4 : 8;
+    float sums[SUMS];
 
-    template <int N>
     explicit __device__ __forceinline__ Squares(const float (&s)[N]) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) sums[i % 4] = i < 4 ? s[i] * s[i] : fmaf(s[i], s[i], sums[i % 4]);
+        for (int i = 0; i < N; ++i) sums[i % SUMS] = i < SUMS ? s[i] * s[i] : fmaf(s[i], s[i], sums[i % SUMS]);
     }
 
     // Whether those of all of a warp's products are. Not so for NaN.
     __device__ __forceinline__ bool all_within(float most) const {
-        return __all_sync(FULL_WARP, sums[0] <= most && sums[1] <= most && sums[2] <= most && sums[3] <= most);
+        bool within = true;
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) within = within && sums[i] <= most;
+        return __all_sync(FULL_WARP, within);
     }
 };
 
@@ -80,7 +85,7 @@ struct CappedRows {
     __device__ __forceinline__ void add(float (&s)[N], const CapSeries<NearTanh> &near,
                                         const FolioAttentionParams &params, const Tile &tile, bool hides,
                                         const Hide &hide) {
-        const Squares squares(s);
+        const Squares<N> squares(s);
         const bool is_near = squares.all_within(near.most_squares);
         if (is_near && !hides) {
 #pragma unroll
@@ -111,7 +116,7 @@ private:
     }
 
     template <int N>
-    static __device__ __forceinline__ void take_wider_exponents(float (&s)[N], const Squares &squares,
+    static __device__ __forceinline__ void take_wider_exponents(float (&s)[N], const Squares<N> &squares,
                                                                 const FolioAttentionParams &params, const Tile &tile) {
         const CapSeries<FarTanh> far(params, tile);
         if (squares.all_within(far.most_squares)) return take_exponents(s, far);

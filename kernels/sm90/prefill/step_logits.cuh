@@ -11,7 +11,8 @@
 namespace folio::prefill {
 
 // Where the series was measured. Cascades have no registers for it.
-constexpr bool HAS_SERIES = !MASKED && !OWN_KEYS && DIM_QK == DIM_VO && (DIM_QK == 128 || DIM_QK == 256);
+constexpr bool HAS_SERIES =
+    !MASKED && !OWN_KEYS && DIM_QK == DIM_VO && (DIM_QK == 64 || DIM_QK == 128 || DIM_QK == 256);
 
 class StepLogits {
 public:
