@@ -57,6 +57,15 @@ SHAPES = {
 
 WHISPER = dict(model="Whisper large", hq=20, hk=20, d=64, kv=1500, causal=False)
 
+# Sequences without a cache, all of whose tokens see one another.
+ENCODERS = {
+    "BERT base": dict(batch=32, q=512, hq=12, d=64),
+    "BERT base, sentences": dict(batch=256, q=64, hq=12, d=64),
+    "CLIP ViT-L/14": dict(batch=64, q=257, hq=16, d=64),
+    "SigLIP so400m": dict(batch=16, q=729, hq=16, d=72),
+    "Qwen2.5-VL windows": dict(batch=1024, q=64, hq=16, d=80),
+}
+
 
 def decoder(model, kind, page):
     """A row of a decoder."""
@@ -72,9 +81,14 @@ def whisper():
     return [encoder, *cross]
 
 
+def encoder(model):
+    shape = ENCODERS[model]
+    return Row("prefill", **shape, kv=shape["q"], hk=shape["hq"], causal=False, ragged=True, model=model)
+
+
 def all_rows():
     rows = [decoder(model, kind, page) for model in DECODERS for page in PAGES for kind in SHAPES]
-    return rows + whisper()
+    return rows + whisper() + [encoder(model) for model in ENCODERS]
 
 
 def quick_rows():

@@ -46,14 +46,15 @@ def load_triton():
 FA3, FLASHINFER, TRITON = load_fa3(), load_flashinfer(), load_triton()
 
 
-def fa3_paged(w, out):
-    """Decode and paged prefill: q is variable-length, K and V are pages found through a block table."""
-    if FA3 is None or w.kv_dtype != w.q.dtype or w.block_table is None:
+def fa3(w, out):
+    """Decode and prefill: q is variable-length; K and V are pages found through a block table, or as q."""
+    if FA3 is None or w.kv_dtype != w.q.dtype:
         return None
     longest_q, longest_kv = int(w.qo_lens.max()), int(w.kv_lens.max())
-    cu, used = w.qo_indptr_device, w.kv_len_device
+    cu = w.qo_indptr_device
+    cu_k, used = (w.kv_indptr.cuda(), None) if w.block_table is None else (None, w.kv_len_device)
     sinks = None if w.sinks is None else w.sinks.to(w.q.dtype)
-    return lambda: FA3(w.q, w.k, w.v, None, None, None, out, cu, None, None, None, used, longest_q, longest_kv,
+    return lambda: FA3(w.q, w.k, w.v, None, None, None, out, cu, cu_k, None, None, used, longest_q, longest_kv,
                        w.block_table, None, None, None, None, None, None, None, None, w.sm_scale, w.causal,
                        w.window - 1, -1, w.soft_cap, True, None, 0, None, 0, sinks, 1, 0, None)
 
@@ -183,7 +184,7 @@ def flashinfer_run(w):
     return flashinfer(w, torch.empty_like(w.q))
 
 
-PEERS = {"fa3": fa3_paged, "cudnn": cudnn, "fa2": fa2, "flashinfer": flashinfer, "triton": triton_unified}
+PEERS = {"fa3": fa3, "cudnn": cudnn, "fa2": fa2, "flashinfer": flashinfer, "triton": triton_unified}
 APPEND = {"flashinfer": flashinfer_append}
 MERGE = {"flashinfer": flashinfer_merge}
 HOST = {"plan": {"flashinfer": flashinfer_plan}, "run_host": {"flashinfer": flashinfer_run}}

@@ -16,10 +16,10 @@ use folio::log::Logger;
 use crate::harness::{self, Case, case};
 use crate::stub::{Recorder, Stub};
 use crate::{
-    backend, biases, cascade, choice, context_parallel, copy, cuts, extend, formats, gather,
-    head_dims, images, index, items, launches, lse, merge, mixed, mla, mla_cache, mla_context,
-    mla_few, narrow, new_tokens, operators, prefill_rows, prefill_widened, projections,
-    rope_append, scales, split_keys, tree_mask,
+    backend, biases, cascade, choice, context_parallel, copy, cuts, extend, few_keys, formats,
+    gather, head_dims, images, index, items, launches, lse, merge, mixed, mla, mla_cache,
+    mla_context, mla_few, narrow, new_tokens, operators, prefill_rows, prefill_widened,
+    projections, rope_append, scales, split_keys, tree_mask,
 };
 
 /// The driver library that a process finds.
@@ -219,6 +219,8 @@ pub const CASES: &[Case<Setup>] = &[
         with_compiler("launch_failure"),
         backend::launch_failure,
     ),
+    case("few_keys_plans", BACKEND, few_keys::plans_of_few_keys),
+    case("few_keys_handles", BACKEND, few_keys::handles_of_few_keys),
     case("launch_decode_by_tma", BACKEND, launches::decode_by_tma),
     case(
         "launch_decode_by_tma_from_pages_by_head",

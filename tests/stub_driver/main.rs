@@ -12,6 +12,7 @@ mod context_parallel;
 mod copy;
 mod cuts;
 mod extend;
+mod few_keys;
 mod fixture;
 mod formats;
 mod gather;
