@@ -339,8 +339,12 @@ impl Sm90Prefill {
     /// The same and its row. Those for logits have no other tile than this one's.
     fn with_row(&self, run: &Run<'_>) -> OrLacks<(&Function, &'static AttentionRow)> {
         let for_logits = self.with_cap(run.args).or(self.with_bias(run.args));
-        let few = self.few.as_ref();
-        match few.filter(|few| for_logits.is_none() && (few.always || run.has_few_keys)) {
+        let few = self.few.as_ref().filter(|few| {
+            // Items may have been cut for another kernel, by its tiles.
+            let fits = few.always && run.q_tile <= self.packing.positions();
+            for_logits.is_none() && (fits || run.has_few_keys)
+        });
+        match few {
             Some(few) => Ok((&few.function, few.row)),
             None => Ok((self.of_whole_keys(run.args)?, self.row)),
         }
@@ -549,11 +553,11 @@ pub(super) fn unit_bytes(device: &DeviceInfo) -> u32 {
 pub(super) fn tiling(
     row: &AttentionRow,
     positions: u32,
-    (workers, unit_bytes): (u32, u32),
+    (sm_count, unit_bytes): (u32, u32),
     head_blocks: u32,
 ) -> Tiling {
     // One tile per multiprocessor.
-    let at_a_time = workers / head_blocks;
+    let at_a_time = sm_count / head_blocks;
     Tiling {
         q_tile: rows_of_tile(row, positions),
         q_parts: row.shape.q_tile / WARPGROUP_ROWS,
@@ -562,7 +566,7 @@ pub(super) fn tiling(
         max_splits: at_a_time,
         max_shares: 0,
         tail: TailCosts {
-            most_chunks: 3 * workers / head_blocks,
+            most_chunks: 3 * sm_count / head_blocks,
             // 5 µs where a unit is 1.4 on an H200.
             item_units: 3,
             combine_units: 5,
@@ -576,7 +580,7 @@ pub(super) fn tiling(
         combine_units: COMBINE_UNITS,
         own_key_bytes: OWN_KEY_BYTES,
         workers: Workers {
-            all: workers,
+            all: sm_count,
             of_item: head_blocks,
             small: SmallItems::NONE,
         },
