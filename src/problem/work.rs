@@ -164,7 +164,7 @@ impl Tiling {
         rows <= self.q_tile || self.tail.most_chunks == 0
     }
 
-    /// In tiles of one part, whole: of requests with so few keys, parts of tiles would take longer.
+    /// For batches whose requests have few keys: in tiles of one part, whose keys are not split.
     pub fn of_few_keys(self) -> Tiling {
         Tiling {
             q_tile: self.q_tile / self.q_parts,
