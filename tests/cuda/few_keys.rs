@@ -1,5 +1,5 @@
-//! Batches whose requests have few keys, which Hopper takes in tiles of one warpgroup: by handles for no others, by handles
-//! for any that see such a batch between others, and by calls that do not cut for it.
+//! Batches whose requests have few keys, which Hopper takes in tiles of one warpgroup: by handles for no others, and by
+//! handles for any that see such a batch between others.
 
 use crate::common::instance::{LayerData, Planned};
 use crate::common::memory::{HostMemory, Memory};

@@ -119,8 +119,8 @@ pub trait AttentionKernel: Send + Sync {
         None
     }
 
-    /// Keys of a request up to which it is faster by tiles of one part. Then batches whose requests have no more are cut in
-    /// these.
+    /// Keys of a request up to which it is faster by tiles of one part, where it may choose them by plan. Then batches whose
+    /// requests have no more are cut in these.
     fn few_keys(&self) -> u32 {
         0
     }

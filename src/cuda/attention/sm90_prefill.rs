@@ -38,30 +38,27 @@ const MOST_STEPS_OF_SMALL: u32 = 8;
 struct Few {
     row: &'static AttentionRow,
     function: Function,
-    /// Keys of a request up to which it is the faster one.
     most_keys: u32,
     /// No request of the problem has more.
     always: bool,
 }
 
-impl Few {
-    fn new(row: &'static AttentionRow, function: Function, desc: &AttentionDesc) -> Few {
-        // Measured on an H200. With 512 keys at head_dim 128, 16 × 512 causal (32/8) takes 104 µs instead of 96; with 256 at 88,
-        // 64 × 256 (16/16) 143 instead of 131: columns that the problem does not have are multiplied too.
-        let is_whole =
-            [desc.head_dim_qk, desc.head_dim_vo] == [row.shape.head_dim_qk, row.shape.head_dim_vo];
-        let most_keys = match (row.shape.head_dim_qk, is_whole) {
-            (..=64, _) => 1024,
-            (_, true) => 256,
-            (_, false) => 128,
-        };
-        Few {
-            row,
-            function,
-            most_keys,
-            always: desc.max_kv_len <= most_keys,
-        }
+/// Keys of a request up to which it is the faster one. Measured on an H200: with 512 at head_dim 128, 16 × 512 causal (32/8)
+/// takes 104 µs instead of 96; with 256 at 88, 64 × 256 (16/16) 143 instead of 131: columns that the problem does not have are
+/// multiplied too.
+fn most_few_keys(desc: &AttentionDesc) -> u32 {
+    match (desc.head_dim_qk, desc.head_dim_vo) {
+        (..=64, ..=64) => 1024,
+        (128, 128) => 256,
+        _ => 128,
     }
+}
+
+/// Whether a plan may take it. Where a launch serves other plans too, or a request is to be cut alike in every batch, only all
+/// of them may.
+fn may_have_few_keys(desc: &AttentionDesc) -> bool {
+    let by_plan = !desc.graph && !desc.batch_invariant;
+    desc.shared_levels == 0 && (by_plan || desc.max_kv_len <= most_few_keys(desc))
 }
 
 /// One of the kernels for one problem.
@@ -178,15 +175,21 @@ impl Sm90Prefill {
             let found = form(0, logits)?.ok();
             Ok(found.and_then(|(of, function)| (of.shape == row.shape).then_some(function)))
         };
-        let few = match desc.shared_levels {
-            0 => of_tile(0, Logits::Some, &is_for_few_keys)?.ok(),
-            _ => None,
+        let few = match may_have_few_keys(desc) {
+            true => of_tile(0, Logits::Some, &is_for_few_keys)?.ok(),
+            false => None,
         };
+        let most_keys = most_few_keys(desc);
         Ok(Ok(Sm90Prefill {
             keys,
             masks,
             row,
-            few: few.map(|(row, function)| Few::new(row, function, desc)),
+            few: few.map(|(row, function)| Few {
+                row,
+                function,
+                most_keys,
+                always: desc.max_kv_len <= most_keys,
+            }),
             columns_together: matches!(kv, KvRows::Paged | KvRows::PagedOwn),
             own_keys: kv == KvRows::PagedOwn,
             whole_keys: whole.ok().map(|(_, function)| function),

@@ -76,13 +76,9 @@ impl Tilings<'_> {
         most > 0 && requests.all(|b| batch.kv_len[b] as u32 <= most)
     }
 
-    /// Keys of a request up to which batches may be cut in tiles of one part: none where a launch serves other batches too, or
-    /// a request is to be cut alike in all.
+    /// Keys of a request up to which batches may be cut in tiles of one part.
     fn few_keys(self) -> u32 {
-        match self.desc.graph || self.desc.batch_invariant {
-            true => 0,
-            false => self.candidates.first().few_keys(),
-        }
+        self.candidates.first().few_keys()
     }
 
     /// A batch-invariant plan cuts a request alike in every batch.
