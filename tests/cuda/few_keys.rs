@@ -3,7 +3,7 @@
 
 use crate::common::instance::{LayerData, Planned};
 use crate::common::memory::{HostMemory, Memory};
-use crate::common::problem::{Alibi, Layer, MaskKind, Problem, Storage};
+use crate::common::problem::{Alibi, Layer, MaskKind, Pattern, Problem, Storage};
 use crate::gpu::DeviceMemory;
 use crate::problems::{assert_right, session};
 use folio::dtype::DType;
@@ -18,7 +18,7 @@ fn requests(most_keys: u32) -> Vec<(u32, u32)> {
         .collect()
 }
 
-fn layers() -> [Layer; 5] {
+fn layers() -> [Layer; 7] {
     let plain = Layer::plain;
     [
         plain(),
@@ -38,6 +38,18 @@ fn layers() -> [Layer; 5] {
         },
         Layer {
             alibi: Some(Alibi::Linear),
+            ..plain()
+        },
+        Layer {
+            mask: MaskKind::Bits(Pattern::Random(0.7)),
+            sinks: true,
+            ..plain()
+        },
+        Layer {
+            mask: MaskKind::CausalByRequest,
+            alibi: Some(Alibi::Sqrt),
+            alibi_by_request: true,
+            window: Some((40, 20)),
             ..plain()
         },
     ]

@@ -221,6 +221,7 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("few_keys_plans", BACKEND, few_keys::plans_of_few_keys),
     case("few_keys_handles", BACKEND, few_keys::handles_of_few_keys),
+    case("few_keys_runs", BACKEND, few_keys::runs_of_few_keys),
     case("launch_decode_by_tma", BACKEND, launches::decode_by_tma),
     case(
         "launch_decode_by_tma_from_pages_by_head",

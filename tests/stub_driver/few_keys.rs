@@ -34,6 +34,17 @@ fn rows(address: usize, tokens: i32) -> Tensor {
 
 /// The launch for two requests of so many rows each, and so many keys.
 fn launch(recorder: &Recorder, handle: &mut Handle, qo_len: i32, kv_len: [i32; 2]) -> Launched {
+    launch_with(recorder, handle, qo_len, kv_len, |_| {})
+}
+
+/// The same with more arguments.
+fn launch_with(
+    recorder: &Recorder,
+    handle: &mut Handle,
+    qo_len: i32,
+    kv_len: [i32; 2],
+    more: impl Fn(&mut AttentionArgs),
+) -> Launched {
     let keys = kv_len[0] + kv_len[1];
     // A tensor is the address of these.
     let (qo_indptr, kv_indptr) = ([0, qo_len, 2 * qo_len], [0, kv_len[0], keys]);
@@ -46,14 +57,17 @@ fn launch(recorder: &Recorder, handle: &mut Handle, qo_len: i32, kv_len: [i32; 2
     let [q, o] = [0x1_0000_0000, 0x4_0000_0000].map(|address| rows(address, 2 * qo_len));
     let [k, v] = [0x2_0000_0000, 0x3_0000_0000].map(|address| rows(address, keys));
     recorder.forget();
-    let args = AttentionArgs::new(q, k, v, o);
+    let mut args = AttentionArgs::new(q, k, v, o);
+    more(&mut args);
     handle.attention.run(&args, OURS).unwrap();
     recorder.launches().swap_remove(0)
 }
 
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
-    recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    for kernel in ["folio_prefill_sm90", "folio_prefill_sm90_masked"] {
+        recorder.expect::<PrefillParams>(kernel);
+    }
     recorder
 }
 
@@ -87,6 +101,33 @@ pub fn handles_of_few_keys() {
             assert_eq!(launched.block[0], threads);
             let name = handle.attention.kernel();
             assert_eq!(name.contains("_q64_"), threads == FEW, "{name}");
+        }
+    }
+}
+
+/// Whatever a run asks for has a kernel of the same small tiles.
+pub fn runs_of_few_keys() {
+    let recorder = recorder();
+    let slopes = [0x5_0000_0000, 0x6_0000_0000];
+    let by_head = at(slopes[0], DType::F32, &[HEADS.into()], None);
+    let by_request = at(slopes[1], DType::F32, &[2, HEADS.into()], None);
+    for max_kv_len in [256, 4096] {
+        let mut handle = Handle::of(&context(), prompts(max_kv_len, false)).unwrap();
+        let mut kernel = |more: &dyn Fn(&mut AttentionArgs)| {
+            let launched = launch_with(&recorder, &mut handle, 150, [256, 200], more);
+            assert_eq!(launched.block[0], FEW);
+            assert_eq!(launched.maps()[1].boxes[..2], [64, 64]);
+            launched.name().to_owned()
+        };
+        assert_eq!(
+            kernel(&|args| args.logits_soft_cap = 30.0),
+            "folio_prefill_sm90"
+        );
+        for slopes in [by_head, by_request] {
+            assert_eq!(
+                kernel(&|args| args.alibi_slopes = Some(slopes)),
+                "folio_prefill_sm90_masked"
+            );
         }
     }
 }

@@ -353,7 +353,7 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     constexpr bool SHIFTED = MASKED || OWN_KEYS || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
     // One consumer warpgroup has what the producer leaves of 2 * 80 or of 2 * 128, by the CTAs of a multiprocessor.
     constexpr int ALL_REGISTERS = CONSUMERS == 3 ? 512 : CONSUMERS == 2 ? 504 : CTAS == 2 ? 256 : 160;
-    constexpr int PRODUCER_REGISTERS = CTAS == 3                    ? 24
+    constexpr int PRODUCER_REGISTERS = CTAS == 3                    ? (MASKED ? 40 : 24)
                                        : CONVERTS && CONSUMERS == 2 ? 72
                                        : SHIFTED                    ? 56
                                        : CONSUMERS < 3              ? 40
@@ -395,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio::prefill::attend(params, q_map, k_map, k_rope_map, v_map);
 }
 #elif FOLIO_MASKED
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::prefill::CTAS)
     folio_prefill_sm90_masked(const __grid_constant__ FolioPrefillParams params,
                               const __grid_constant__ folio::TensorMap q_map,
                               const __grid_constant__ folio::TensorMap k_map,

@@ -227,12 +227,13 @@ impl Sm90Prefill {
     }
 
     /// What a run asks for, its keys and values apart.
-    fn missing_beside_keys(&self, args: &AttentionArgs) -> Features {
+    fn missing_beside_keys(&self, run: &Run<'_>) -> Features {
+        let args = run.args;
+        let no_bias = self.few(run).is_some() || self.with_bias(args).is_none();
         let by_mask = match self.masks {
-            Masks::ByPosition => other_masks(args).and(
-                Feature::Alibi,
-                args.alibi_slopes.is_some() && self.with_bias(args).is_none(),
-            ),
+            Masks::ByPosition => {
+                other_masks(args).and(Feature::Alibi, args.alibi_slopes.is_some() && no_bias)
+            }
             Masks::Any => Features::default(),
         };
         by_mask
@@ -339,18 +340,22 @@ impl Sm90Prefill {
         }
     }
 
-    /// The same and its row. Those for logits have no other tile than this one's.
+    /// The same for a plan, and its row.
     fn with_row(&self, run: &Run<'_>) -> OrLacks<(&Function, &'static AttentionRow)> {
-        let for_logits = self.with_cap(run.args).or(self.with_bias(run.args));
-        let few = self.few.as_ref().filter(|few| {
-            // Items may have been cut for another kernel, by its tiles.
-            let fits = few.always && run.q_tile <= self.packing.positions();
-            for_logits.is_none() && (fits || run.has_few_keys)
-        });
-        match few {
+        match self.few(run) {
             Some(few) => Ok((&few.function, few.row)),
             None => Ok((self.of_whole_keys(run.args)?, self.row)),
         }
+    }
+
+    /// The kernel for few keys, where it takes the plan: whatever the logits, since items have its tiles' rows. (With a soft
+    /// cap or ALiBi, a wider kernel for them would leave two of its three warpgroups idle.)
+    fn few(&self, run: &Run<'_>) -> Option<&Few> {
+        self.few.as_ref().filter(|few| {
+            // Items may have been cut for another kernel, by its tiles.
+            let fits = few.always && run.q_tile <= self.packing.positions();
+            fits || run.has_few_keys
+        })
     }
 
     fn with_cap(&self, args: &AttentionArgs) -> Option<&Function> {
@@ -498,7 +503,7 @@ impl AttentionKernel for Sm90Prefill {
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        self.missing_beside_keys(args)
+        self.missing_beside_keys(run)
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
             | self.function(args).err().unwrap_or_default()

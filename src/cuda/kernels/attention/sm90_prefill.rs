@@ -44,6 +44,14 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     masked(KvRows::Paged),
     masked(KvRows::Ragged),
+    Family {
+        shapes: &FEW_KEYS,
+        ..masked(KvRows::Paged)
+    },
+    Family {
+        shapes: &FEW_KEYS,
+        ..masked(KvRows::Ragged)
+    },
     capped(KvRows::Paged),
     capped(KvRows::Ragged),
     biased(KvRows::Paged),
@@ -150,7 +158,7 @@ const fn capped(kv: KvRows) -> Family {
     }
 }
 
-/// Runs with ALiBi take these instead of those of [`masked`], whose steps have fewer keys.
+/// Runs with ALiBi take these instead of those of [`masked`], whose steps have fewer keys; for few keys there are none.
 const fn biased(kv: KvRows) -> Family {
     Family {
         shapes: &[D64, D128],
