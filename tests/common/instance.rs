@@ -542,12 +542,15 @@ pub fn take_lse(part: &Resident<'_>, rows: i64) -> Vec<f32> {
 /// Calls `f` with every index of a shape, the last dimension fastest.
 pub fn for_each_index(shape: &[i64], mut f: impl FnMut(&[i64])) {
     let mut index = vec![0; shape.len()];
-    for n in 0..shape.iter().product() {
-        let mut left: i64 = n;
-        for (i, extent) in index.iter_mut().zip(shape).rev() {
-            (*i, left) = (left % extent, left / extent);
-        }
+    for _ in 0..shape.iter().product() {
         f(&index);
+        for (i, extent) in index.iter_mut().zip(shape).rev() {
+            *i += 1;
+            if *i < *extent {
+                break;
+            }
+            *i = 0;
+        }
     }
 }
 

@@ -138,12 +138,15 @@ pub struct Image {
 impl Image {
     /// Every element poisoned, those around the tensor included.
     pub fn poisoned(view: View) -> Image {
+        let size = view.dtype.size();
         let elements = view.lead + view.span() + TRAIL;
-        let mut bytes = Vec::with_capacity(elements * view.dtype.size());
-        for element in 0..elements {
+        // The patterns of four elements, again and again.
+        let four = (0..4).flat_map(|element| {
             let bits = poison(view.dtype, element).to_le_bytes();
-            bytes.extend_from_slice(&bits[..view.dtype.size()]);
-        }
+            bits.into_iter().take(size)
+        });
+        let mut bytes = four.collect::<Vec<u8>>().repeat(elements.div_ceil(4));
+        bytes.truncate(elements * size);
         Image { view, bytes }
     }
 
