@@ -3,19 +3,19 @@
 //
 // One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, or
 // take a head each where one of them has all parts in flight; either way in an order that depends on nothing but their
-// number. Where all rows of a large batch are split, they take a head each too: heads in turn would wait for one another.
+// number. Where many rows are split, they take a head each too: heads in turn would wait for one another.
 // Lane i has columns 4i .. 4i + 3 of every 128. The kernel is short, so its time is the loads that wait for one another:
 // what the split kernel did not write, the list of parts included, is read before that kernel has ended.
 //
-// Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows, and FOLIO_MANY_ROWS: 1 where
-// all rows of a batch may be split, as in cascades, and results may depend on how many there are.
+// Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows, and FOLIO_BY_ROWS: 1 where
+// results may depend on how many rows are split, 0 where they must not.
 #include "core/softmax.cuh"
 
 namespace folio {
 
 constexpr u32 WARPS = 8, IN_FLIGHT = 4, PIECES = FOLIO_MOST_COLUMNS / 4, PASSES = PIECES / 32;
 constexpr u32 CTAS = PASSES <= 2 ? 4 : 2;  // per multiprocessor: a lane holds so many registers
-constexpr bool MANY_ROWS = FOLIO_MANY_ROWS;
+constexpr bool BY_ROWS = FOLIO_BY_ROWS;
 // Twice what 132 multiprocessors run at a time.
 constexpr u32 HEADS_AT_A_TIME = 1024;
 static_assert(PIECES <= 32 * WARPS, "a thread per piece");
@@ -40,25 +40,23 @@ struct PartSum {
 // with the row, further ones when they are needed.
 struct Parts {
     const u32 *rows;
-    u32 count, num_heads, begin, step;  // num_heads: of all split rows together
+    u32 count;
+    bool by_warp;  // a warp has all of them: few parts, or so many heads that CTAs would take them in turn
+    u32 begin, step;
     u32 first_rows[IN_FLIGHT];
 
-    __device__ __forceinline__ Parts(const FolioCombineParams &p, const FolioCombineItem &item, u32 warp)
+    // `num_heads`: of all split rows together.
+    __device__ __forceinline__ Parts(const FolioCombineParams &p, const FolioCombineItem &item, u32 num_heads, u32 warp)
         : rows(p.plan.partials + item.first),
           count(item.count),
-          num_heads(MANY_ROWS ? p.plan.counts[FOLIO_COUNT_COMBINES] * p.num_qo_heads : 0),
-          begin(few() ? 0 : warp),
-          step(few() ? 1 : WARPS) {
+          by_warp(count <= IN_FLIGHT || (BY_ROWS && num_heads > HEADS_AT_A_TIME)),
+          begin(by_warp ? 0 : warp),
+          step(by_warp ? 1 : WARPS) {
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
             const u32 part = begin + i * step;
             first_rows[i] = part < count ? rows[part] : 0;
         }
-    }
-
-    // A warp has all of them: few parts, or so many heads that CTAs would take them in turn.
-    __device__ __forceinline__ bool few() const {
-        return count <= IN_FLIGHT || (MANY_ROWS && num_heads > HEADS_AT_A_TIME);
     }
 
     __device__ __forceinline__ PartSum sum(const FolioCombineParams &p, u32 head, u32 lane) const {
@@ -164,9 +162,9 @@ __device__ __forceinline__ void combine_head(const FolioCombineParams &p, const 
     __syncthreads();
 }
 
-// CTAs that share a row's heads: a graph's grid is for as many rows as there may be, and few may be split. In cascades all are.
+// CTAs that share a row's heads: a graph's grid is for as many rows as there may be, and few may be split.
 __device__ __forceinline__ u32 shared_by(const FolioCombineParams &p, u32 rows) {
-    if (MANY_ROWS || p.blocks_of_row == p.num_qo_heads) return p.blocks_of_row;
+    if (p.blocks_of_row == p.num_qo_heads) return p.blocks_of_row;
     return min(max(gridDim.x / max(rows, 1u), p.blocks_of_row), p.num_qo_heads);
 }
 
@@ -176,10 +174,11 @@ __device__ __forceinline__ void leave() {
     if (blockIdx.x == 0) wait_for_prerequisites();
 }
 
-// Every warp takes heads of its own.
-__device__ __forceinline__ void combine_few(const FolioCombineParams &p, const FolioCombineItem &item,
-                                            const Parts &parts, u32 block, u32 blocks_of_row) {
+// Every warp takes heads of its own. The first CTA of a row has some, and waits; others may have none.
+__device__ __forceinline__ void combine_by_warps(const FolioCombineParams &p, const FolioCombineItem &item,
+                                                 const Parts &parts, u32 block, u32 blocks_of_row) {
     const u32 lane = threadIdx.x % 32, pieces = p.head_dim_vo / 4;
+    if (block * WARPS >= p.num_qo_heads) return;
     wait_for_prerequisites();
     allow_dependents();
     for (u32 head = block * WARPS + threadIdx.x / 32; head < p.num_qo_heads; head += blocks_of_row * WARPS) {
@@ -209,9 +208,9 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
     }
     const u32 first = blockIdx.x - index * blocks_of_row;
     if (index >= rows) return leave();
-    const Parts parts(p, item, threadIdx.x / 32);
+    const Parts parts(p, item, rows * p.num_qo_heads, threadIdx.x / 32);
     if (item.count == 0 || item.q_token >= p.num_tokens) return leave();
-    if (parts.few()) return combine_few(p, item, parts, first, blocks_of_row);
+    if (parts.by_warp) return combine_by_warps(p, item, parts, first, blocks_of_row);
     for (u32 head = first; head < p.num_qo_heads; head += blocks_of_row) {
         const Target target(p, item, head);
         if (head == first) {

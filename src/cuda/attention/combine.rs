@@ -6,7 +6,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
-use crate::cuda::kernels::keyless::{COMBINE, COMBINE_LATENT, COMBINE_SHARED, COMBINE_WIDE};
+use crate::cuda::kernels::keyless::{COMBINE, COMBINE_INVARIANT, COMBINE_LATENT, COMBINE_WIDE};
 use crate::cuda::kernels::waits_for_prerequisites;
 use crate::cuda::params::{AttentionParams, CombineParams, V_SCALES_OF_REQUESTS, dtype_code};
 use crate::error::Result;
@@ -44,8 +44,7 @@ impl Combine {
         let kernel = match desc.kind {
             Kind::Mla => &COMBINE_LATENT,
             _ if desc.head_dim_vo > MOST_HEAD_DIM => &COMBINE_WIDE,
-            // How it puts parts together depends on how many rows are split.
-            _ if desc.shared_levels > 0 && !desc.batch_invariant => &COMBINE_SHARED,
+            _ if desc.batch_invariant => &COMBINE_INVARIANT,
             Kind::Decode | Kind::Prefill => &COMBINE,
         };
         let (row, function) = loader.find(kernel.candidates(cc), || kernel.unsupported(cc))?;

@@ -17,19 +17,19 @@ pub struct Keyless {
     rows: LazyLock<[Row; 1]>,
 }
 
-/// Puts the partial results of split rows together.
+/// Puts the partial results of split rows together, in an order that depends on how many there are.
 pub static COMBINE: Keyless = Keyless {
     noun: "combine kernel",
-    rows: LazyLock::new(|| [combine("combine", MOST_HEAD_DIM, false)]),
+    rows: LazyLock::new(|| [combine("combine", MOST_HEAD_DIM, true)]),
 };
 
-/// The same where requests share keys: all rows of a batch may be split.
-pub static COMBINE_SHARED: Keyless = Keyless {
+/// The same for batch-invariant plans: each row in the same order whatever the others are.
+pub static COMBINE_INVARIANT: Keyless = Keyless {
     noun: "combine kernel",
-    rows: LazyLock::new(|| [combine("combine_shared", MOST_HEAD_DIM, true)]),
+    rows: LazyLock::new(|| [combine("combine_invariant", MOST_HEAD_DIM, false)]),
 };
 
-/// The same for rows wider than those.
+/// The same as the latter for rows wider than those.
 pub static COMBINE_WIDE: Keyless = Keyless {
     noun: "combine kernel",
     rows: LazyLock::new(|| [combine("combine_wide", MOST_WIDE_HEAD_DIM, false)]),
@@ -336,13 +336,13 @@ fn row(name: &'static str, code: (&'static str, &'static str), threads: u32) -> 
     Row::of_any_size(name, code, [DType::F32; 3], threads)
 }
 
-/// For rows of up to `most_columns` columns; `many_rows`: where a large batch may have all of its rows split.
-fn combine(name: &'static str, most_columns: u32, many_rows: bool) -> Row {
+/// For rows of up to `most_columns` columns; `by_rows`: the order may depend on how many rows are split.
+fn combine(name: &'static str, most_columns: u32, by_rows: bool) -> Row {
     let mut row = row(name, ("plan/combine.cu", "folio_combine"), 256);
     row.defines
         .push(format!("FOLIO_MOST_COLUMNS={most_columns}"));
     row.defines
-        .push(format!("FOLIO_MANY_ROWS={}", u32::from(many_rows)));
+        .push(format!("FOLIO_BY_ROWS={}", u32::from(by_rows)));
     row
 }
 

@@ -2,7 +2,7 @@
 
 use super::append::{APPEND, ROPE_APPEND, ROPE_APPEND_LOOSE};
 use super::keyless::{
-    APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_LATENT, COMBINE_SHARED,
+    APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_INVARIANT, COMBINE_LATENT,
     COMBINE_WIDE, COPY_ROWS, CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES, FOLD_SCALES, GATHER_STORED,
     KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES, MASK_ITEMS, MLA_APPEND, MLA_GATHER, NARROW, PLAN,
     PLAN_CASCADE, ROPE_APPEND_STORED, ROUND_LSE, ROUND_OUTPUTS, SLOT_MAPPING, TREE_MASK,
@@ -18,7 +18,7 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .map(|row| &row.row)
         .chain(mla::rows().iter().map(|row| &row.row))
         .chain(COMBINE.rows())
-        .chain(COMBINE_SHARED.rows())
+        .chain(COMBINE_INVARIANT.rows())
         .chain(COMBINE_WIDE.rows())
         .chain(COMBINE_LATENT.rows())
         .chain(FOLD_SCALES.rows())
