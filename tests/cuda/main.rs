@@ -175,6 +175,7 @@ fn main() -> ExitCode {
             prefill_widened_forms::batch_invariant,
         ),
         case("batch_invariant", (), problems::batch_invariant),
+        case("many_split_rows", (), problems::many_split_rows),
         case("far_offsets", (), problems::far_offsets),
         case("masks_of_many_rows", (), masks::masks_of_many_rows),
         case("masks_of_few_rows", (), masks::masks_of_few_rows),

@@ -487,6 +487,30 @@ pub fn batch_invariant() {
     }
 }
 
+/// More heads of split rows than are put together side by side, each of more parts than a warp has in flight. Each request
+/// alone has fewer: batch-invariant plans must not put its parts together in another order then.
+pub fn many_split_rows() {
+    let session = session();
+    for (kind, batch_invariant) in [
+        (Kind::Decode, false),
+        (Kind::Decode, true),
+        (Kind::Prefill, false),
+    ] {
+        let problem = Problem {
+            kind,
+            batch_invariant,
+            ..Problem::plain(&[(12, 8300), (12, 8400), (12, 9000)])
+                .of(DType::BF16)
+                .heads(32, 2, 64)
+        };
+        let whole = solve(&*session, &DeviceMemory, &problem).unwrap();
+        assert_right(&problem, &whole);
+        if batch_invariant {
+            assert_alone_is_the_same(&*session, &problem, &whole);
+        }
+    }
+}
+
 /// Pages more than 2^31 elements apart.
 pub fn far_offsets() {
     const PAGE_STRIDE: usize = 1_700_000_000;
