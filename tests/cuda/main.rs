@@ -115,6 +115,7 @@ fn main() -> ExitCode {
         case("prefill_slopes_alone", (), prefill_logits::slopes_alone),
         case("prefill_rows_pages", (), prefill_rows::pages),
         case("prefill_rows_strides", (), prefill_rows::strides),
+        case("prefill_rows_odd_lengths", (), prefill_rows::odd_lengths),
         case("prefill_rows_layers", (), prefill_rows::layers),
         case("prefill_rows_long", (), prefill_rows::long),
         case("prefill_rows_waves", (), prefill_rows::waves),

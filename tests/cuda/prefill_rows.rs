@@ -92,6 +92,31 @@ pub fn strides() {
     }
 }
 
+/// Rows in fp8 that begin at multiples of 16 bytes, and end 8 bytes before one: what is between them is NaN.
+pub fn odd_lengths() {
+    let session = session();
+    for dims in [(40, 40), (56, 24), (72, 72), (120, 128), (136, 136)] {
+        for types in TYPES.into_iter().filter(|types| types.1.is_fp8()) {
+            for storage in [Storage::Ragged, paged(1, KvLayout::Nhd)] {
+                let to_16 = |dim: u32| Gaps {
+                    inner: dim.next_multiple_of(16) - dim,
+                    ..Gaps::default()
+                };
+                let problem = Problem {
+                    storage,
+                    memory: MemoryShape {
+                        k: to_16(dims.0),
+                        v: to_16(dims.1),
+                        ..MemoryShape::default()
+                    },
+                    ..problem(dims, types)
+                };
+                check(&*session, &problem);
+            }
+        }
+    }
+}
+
 /// What a layer may add, ragged rows, and groups of heads of every kind.
 pub fn layers() {
     let session = session();

@@ -380,6 +380,11 @@ pub const CASES: &[Case<Setup>] = &[
         prefill_rows::fp8_rows_of_eight_bytes,
     ),
     case(
+        "launch_prefill_fp8_rows_that_end_at_eight_bytes",
+        BACKEND,
+        prefill_rows::fp8_rows_that_end_at_eight_bytes,
+    ),
+    case(
         "launch_split_keys_by_tma",
         BACKEND,
         split_keys::prefill_by_tma,

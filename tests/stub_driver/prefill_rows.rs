@@ -63,6 +63,7 @@ fn cache(address: usize, dtype: DType, kv: KvStorage, apart: i64) -> Tensor {
 
 /// The first choice, and the launch of a run of two requests of 40 rows, which no decode has, and 64 keys.
 fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
+    let dim = i64::from(desc.head_dim_qk);
     let recorder = Recorder::new();
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
@@ -83,10 +84,7 @@ fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
         batch.block_table = host_tensor(&ids, &[2, i64::from(columns)]);
         handle.plan(&batch, OURS).unwrap();
     }
-    let rows = |address| {
-        let shape = [80, i64::from(HEADS), i64::from(DIM)];
-        at(address, DType::BF16, &shape, None)
-    };
+    let rows = |address| at(address, DType::BF16, &[80, i64::from(HEADS), dim], None);
     let args = AttentionArgs::new(rows(Q), k, v, rows(O));
     recorder.forget();
     handle.attention.run(&args, OURS).unwrap();
@@ -184,6 +182,28 @@ pub fn fp8_rows_of_eight_bytes() {
         let (_, launch) = run(desc, k, v);
         assert_eq!(launch.name(), "folio_prefill_sm90_rows");
         assert_eq!(launch.params::<PrefillParams>().row_alignment, alignment);
+    }
+}
+
+/// The same where they begin at multiples of 16, and end at an odd one of 8.
+pub fn fp8_rows_that_end_at_eight_bytes() {
+    const DIM: i64 = 40;
+    let (kv, dtype) = (pages(1), DType::F8E4M3);
+    let desc = AttentionDesc {
+        max_qo_len: 512,
+        head_dim_qk: DIM as u32,
+        head_dim_vo: DIM as u32,
+        ..prompts(kv, dtype)
+    };
+    let heads = i64::from(HEADS);
+    let rows = |address, apart: i64| {
+        let strides = [heads * apart, heads * apart, apart, 1];
+        at(address, dtype, &[PAGES, 1, heads, DIM], Some(&strides))
+    };
+    for (k, v) in [(48, 48), (48, DIM), (DIM, 48)] {
+        let (_, launch) = run(desc, rows(K, k), rows(V, v));
+        assert_eq!(launch.name(), "folio_prefill_sm90_rows");
+        assert_eq!(launch.params::<PrefillParams>().row_alignment, 8);
     }
 }
 

@@ -281,7 +281,7 @@ impl Sm90Prefill {
             head_dim_qk: q.extent(2) as u32,
             head_dim_vo: v.extent(3) as u32,
             packing: self.packing,
-            row_alignment: row_alignment(k).min(row_alignment(v)),
+            row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
             reserved: 0,
         }
@@ -545,6 +545,13 @@ impl AttentionKernel for Sm90Prefill {
 
 fn wrong_choice(lacks: Features) -> Error {
     Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
+}
+
+/// Bytes, up to 16, that rows can be copied by: their addresses and their length are multiples of them. What is behind a row is
+/// not zero, and may be NaN.
+fn piece_bytes(rows: &Tensor) -> u32 {
+    let length = rows.extent(rows.rank() - 1) * rows.dtype().size() as i64;
+    row_alignment(rows).min(1 << length.trailing_zeros())
 }
 
 /// Query rows of a tile, whose warpgroups have so many positions.
