@@ -140,7 +140,8 @@ def checks(context):
 
 
 ROWS = [prefill(4, 4096, 4096), prefill(16, 1024, 1024), prefill(4, 4096, 4096, hq=16, d=256),
-        prefill(16, 1024, 1024, hq=16, d=256), prefill(4, 4096, 4096, d=64), prefill(16, 1024, 1024, hq=64, d=64)]
+        prefill(16, 1024, 1024, hq=16, d=256), prefill(4, 4096, 4096, d=64), prefill(16, 1024, 1024, hq=64, d=64),
+        prefill(64, 257, 257, hq=12, hk=12, d=64, ragged=True), prefill(128, 50, 50, hq=40, hk=40)]
 
 
 def main():
