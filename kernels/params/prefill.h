@@ -18,7 +18,8 @@ struct FolioPrefillParams {
     // columns; keys and values that are loaded row by row, so many.
     folio_u32 head_dim_qk, head_dim_vo;
     FolioPacking packing;
-    folio_u32 row_alignment;  // of rows of k and v that are loaded one by one, in bytes: 8 or 16
+    // Of rows of k and v that are loaded one by one, in bytes: 8 or 16, of which their length is a multiple too.
+    folio_u32 row_alignment;
     FolioDivisor page_size;
     folio_u32 reserved;
 };

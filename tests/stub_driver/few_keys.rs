@@ -108,9 +108,8 @@ pub fn handles_of_few_keys() {
 /// Whatever a run asks for has a kernel of the same small tiles.
 pub fn runs_of_few_keys() {
     let recorder = recorder();
-    let slopes = [0x5_0000_0000, 0x6_0000_0000];
-    let by_head = at(slopes[0], DType::F32, &[HEADS.into()], None);
-    let by_request = at(slopes[1], DType::F32, &[2, HEADS.into()], None);
+    let slopes = |shape: &[i64]| at(0x5_0000_0000, DType::F32, shape, None);
+    let (by_head, by_request) = (slopes(&[HEADS.into()]), slopes(&[2, HEADS.into()]));
     for max_kv_len in [256, 4096] {
         let mut handle = Handle::of(&context(), prompts(max_kv_len, false)).unwrap();
         let mut kernel = |more: &dyn Fn(&mut AttentionArgs)| {

@@ -187,20 +187,19 @@ pub fn fp8_rows_of_eight_bytes() {
 
 /// The same where they begin at multiples of 16, and end at an odd one of 8.
 pub fn fp8_rows_that_end_at_eight_bytes() {
-    const DIM: i64 = 40;
-    let (kv, dtype) = (pages(1), DType::F8E4M3);
+    let (kv, dtype, dim) = (pages(1), DType::F8E4M3, 40);
     let desc = AttentionDesc {
         max_qo_len: 512,
-        head_dim_qk: DIM as u32,
-        head_dim_vo: DIM as u32,
+        head_dim_qk: dim,
+        head_dim_vo: dim,
         ..prompts(kv, dtype)
     };
     let heads = i64::from(HEADS);
     let rows = |address, apart: i64| {
-        let strides = [heads * apart, heads * apart, apart, 1];
-        at(address, dtype, &[PAGES, 1, heads, DIM], Some(&strides))
+        let (shape, token) = ([PAGES, 1, heads, dim.into()], heads * apart);
+        at(address, dtype, &shape, Some(&[token, token, apart, 1]))
     };
-    for (k, v) in [(48, 48), (48, DIM), (DIM, 48)] {
+    for (k, v) in [(48, 48), (48, 40), (40, 48)] {
         let (_, launch) = run(desc, rows(K, k), rows(V, v));
         assert_eq!(launch.name(), "folio_prefill_sm90_rows");
         assert_eq!(launch.params::<PrefillParams>().row_alignment, 8);

@@ -229,10 +229,10 @@ impl Sm90Prefill {
     /// What a run asks for, its keys and values apart.
     fn missing_beside_keys(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        let no_bias = self.few(run).is_some() || self.with_bias(args).is_none();
         let by_mask = match self.masks {
             Masks::ByPosition => {
-                other_masks(args).and(Feature::Alibi, args.alibi_slopes.is_some() && no_bias)
+                let has_bias = self.few(run).is_none() && self.with_bias(args).is_some();
+                other_masks(args).and(Feature::Alibi, args.alibi_slopes.is_some() && !has_bias)
             }
             Masks::Any => Features::default(),
         };
