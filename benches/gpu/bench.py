@@ -80,7 +80,7 @@ def limits():
 def error(workload, out):
     """Worst relative error of sampled rows against float64."""
     worst = 0.0
-    for request in {0, workload.row.batch - 1}:
+    for request in {0, workload.row.batch - 1, int(workload.kv_lens.argmax())}:
         q = workload.row.qo_lens[request]
         rows = sorted({0, q // 2, q - 1})
         want = workload.reference(request, rows)

@@ -72,7 +72,7 @@ def fa2(w, out):
     op = torch.ops.aten._flash_attention_forward
     if w.dense is None:
         k, v = (torch.cat(parts) for parts in zip(*(w.tokens(b) for b in range(row.batch))))
-        ends = torch.arange(row.batch + 1, dtype=torch.int32, device="cuda") * row.kv
+        ends = F.pad(w.kv_len_device.cumsum(0, dtype=torch.int32), (1, 0))
         run = lambda: op(w.q, k, v, w.qo_indptr_device, ends, max(row.qo_lens), row.kv, 0.0, row.causal, False, **options)[0]
         run.rows = lambda packed: packed
         return run

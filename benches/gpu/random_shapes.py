@@ -2,7 +2,8 @@
 
     random_shapes.py OUT.jsonl [--seed N] [--seconds S] [--peers] [--device-lengths]
 
-draws rows of decode, verify, prefill and mixed batches over the heads, head dims, pages, lengths and extras that models have.
+draws rows of decode, verify, prompts (as many keys as tokens: a fresh prompt, an encoder), prefill on a context and mixed
+batches over the heads, head dims, pages, lengths and extras that models have. In half of the rows every request has a length of its own.
 Every answer is compared with float64. A row's expectation is the time of its bytes or of its FLOPs at the rates of the same
 run, whichever is longer, and OVERHEAD_US. What took the longest for its expectation is printed last. --peers measures what
 bench.py's peers need for the same rows. --device-lengths plans on the device.
@@ -22,7 +23,7 @@ import bench
 import folio
 import peers
 from models import limit_microseconds
-from workloads import E4M3, Row
+from workloads import E4M3, unequal
 
 HEADS = [(32, 8), (32, 8), (28, 4), (64, 8), (16, 16), (8, 1), (40, 8), (24, 8), (20, 20), (16, 2), (32, 1), (12, 12), (96, 8)]
 HEAD_DIMS = [64, 64, 72, 80, 96, 112, 120, 128, 128, 128, 128, 128, 160, 192, 256, 256]
@@ -43,26 +44,62 @@ def extras(rng):
 
 
 def draw(rng):
-    kind = rng.choices(["decode", "verify", "prefill", "mixed"], [45, 15, 25, 15])[0]
+    kind = rng.choices(list(REQUESTS), [35, 12, 20, 18, 15])[0]
     hq, hk = rng.choice(HEADS)
-    common = dict(hq=hq, hk=hk, d=rng.choice(HEAD_DIMS), page=rng.choice(PAGES), **extras(rng))
+    more = dict(hq=hq, hk=hk, d=rng.choice(HEAD_DIMS), page=rng.choice(PAGES), **extras(rng))
     if rng.random() < 0.2:
-        common["kv_dtype"] = E4M3
-    kv = log_uniform(rng, 100, 32768)
-    if kind == "prefill":
-        q = min(kv, log_uniform(rng, 16, 16384))
-        return Row(kind, log_uniform(rng, 1, 32), q, kv, causal=rng.random() < 0.8, **common)
-    batch = log_uniform(rng, 1, 256)
-    if kind == "mixed":
-        return Row(kind, batch + 1, 1, kv, chunk=min(kv, log_uniform(rng, 16, 2048)), **common)
-    q = 1 if kind == "decode" else rng.choice(QUERY_TOKENS)
-    return Row(kind, batch, min(q, kv), kv, **common)
+        more["kv_dtype"] = E4M3
+    if kind in ("prompts", "prefill"):
+        more["causal"] = rng.random() < 0.7
+    if kind == "prompts" and rng.random() < 0.5:
+        more["ragged"] = True
+    return unequal(KINDS.get(kind, kind), REQUESTS[kind](rng, rng.random() < 0.5), **more)
+
+
+def lengths(rng, count, low, high, equal):
+    """All alike, or each its own, up to one that is drawn."""
+    most = log_uniform(rng, low, high)
+    return [most] * count if equal else [log_uniform(rng, low, most) for _ in range(count)]
+
+
+def decodes(rng, equal):
+    return [(1, kv) for kv in lengths(rng, log_uniform(rng, 1, 256), 100, 32768, equal)]
+
+
+def drafts(rng, equal):
+    q = rng.choice(QUERY_TOKENS)
+    return [(q, kv) for kv in lengths(rng, log_uniform(rng, 1, 256), 100, 32768, equal)]
+
+
+def prompts(rng, equal):
+    return [(kv, kv) for kv in lengths(rng, log_uniform(rng, 1, 512), 16, 8192, equal)]
+
+
+def on_context(rng, equal):
+    kv = lengths(rng, log_uniform(rng, 1, 32), 100, 32768, equal)
+    return list(zip(map(min, kv, lengths(rng, len(kv), 16, 16384, equal)), kv))
+
+
+def mixed(rng, equal):
+    """Chunks of prompts among decodes; one where lengths are equal."""
+    decoding = decodes(rng, equal)
+    kv = [decoding[0][1]] if equal else lengths(rng, rng.randint(1, 4), 100, 32768, False)
+    chunks = [(min(keys, log_uniform(rng, 16, 2048)), keys) for keys in kv]
+    requests = chunks + decoding
+    rng.shuffle(requests)
+    return requests
+
+
+# New tokens and keys of the requests of a row, by work; prompts are prefill.
+REQUESTS = {"decode": decodes, "verify": drafts, "prompts": prompts, "prefill": on_context, "mixed": mixed}
+KINDS = {"prompts": "prefill"}
 
 
 def cost(row):
     """Bytes of keys and values, and products without masks."""
     dim = row.d + (row.dv or row.d)
-    return 2 * row.batch * row.kv * row.hk * dim, 2 * row.hq * sum(row.qo_lens) * row.kv * dim
+    pairs = sum(q * kv for q, kv in row.requests)
+    return 2 * sum(row.kv_lens) * row.hk * dim, 2 * row.hq * pairs * dim
 
 
 def rows(seed, draw=draw, cost=cost, most_bytes=MOST_BYTES, most_flops=MOST_FLOPS):
@@ -77,6 +114,7 @@ def rows(seed, draw=draw, cost=cost, most_bytes=MOST_BYTES, most_flops=MOST_FLOP
 
 def measure(context, row, limits):
     result = bench.measure(context, row)
+    result["requests"] = row.requests
     result["expected_us"] = limit_microseconds(result, limits) + OVERHEAD_US
     result["ratio"] = result["us"]["folio"] / result["expected_us"]
     return result

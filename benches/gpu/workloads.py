@@ -15,8 +15,9 @@ class Row:
     """One line of the table. `kind` is decode, verify, prefill or mixed.
 
     Attributes:
-        q, kv: new tokens and keys of each request.
+        q, kv: new tokens and keys of each request; the most of them where requests differ.
         chunk: new tokens of the first request, where they are others.
+        requests: new tokens and keys of each, where all differ.
         window: keys that a row sees, its own among them; 0: all.
         soft_cap: 0: none.
         sinks: whether each head has one.
@@ -39,6 +40,7 @@ class Row:
     window: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
+    requests: tuple = ()
     model: str = ""
 
     @property
@@ -48,19 +50,35 @@ class Row:
 
     @property
     def qo_lens(self):
-        return [self.chunk or self.q] + [self.q] * (self.batch - 1)
+        return [q for q, _ in self.requests] or [self.chunk or self.q] + [self.q] * (self.batch - 1)
+
+    @property
+    def kv_lens(self):
+        return [kv for _, kv in self.requests] or [self.kv] * self.batch
 
     @property
     def name(self):
         heads = f"hq={self.hq} hk={self.hk} d={self.d}" + (f" dv={self.dv}" if self.dv else "")
         fp8 = " fp8" if self.kv_dtype != torch.bfloat16 else ""
-        lengths = f"{self.chunk}+{self.batch - 1}×{self.q}" if self.chunk else self.q
+        lengths = f"{self.chunk}+{self.batch - 1}×{self.q}" if self.chunk else span(self.qo_lens)
         q = "" if self.kind == "decode" else f" qlen={lengths}" + ("" if self.causal else " full")
         extras = (f" window={self.window}" if self.window else "") + (f" cap={self.soft_cap:g}" if self.soft_cap else "")
         extras += (" sinks" if self.sinks else "") + (" ragged" if self.ragged else "")
-        page = f" page={self.page}" if self.page != 16 else ""
+        page = f" page={self.page}" if self.page != 16 and not self.ragged else ""
         model = f"{self.model}: " if self.model else ""
-        return f"{model}bs={self.batch}{q} kv={self.kv} {heads}{fp8}{extras}{page}"
+        return f"{model}bs={self.batch}{q} kv={span(self.kv_lens)} {heads}{fp8}{extras}{page}"
+
+
+def span(lengths):
+    """A length that all have, or the least and the greatest and their sum."""
+    least, most = min(lengths), max(lengths)
+    return f"{least}" if least == most else f"{least}–{most}(Σ{sum(lengths)})"
+
+
+def unequal(kind, requests, **more):
+    """A row of requests of (new tokens, keys)."""
+    q, kv = map(max, zip(*requests))
+    return Row(kind, len(requests), q, kv, requests=tuple(requests), **more)
 
 
 def decode(batch, kv, **more):
@@ -107,7 +125,7 @@ class Workload:
         self.kv_dtype, self.sm_scale = row.kv_dtype, 1 / math.sqrt(row.d)
         self.is_decode, self.ragged = row.kind == "decode", row.ragged
         self.qo_lens = torch.tensor(row.qo_lens, dtype=torch.int32)
-        self.kv_lens = torch.full((row.batch,), row.kv, dtype=torch.int32)
+        self.kv_lens = torch.tensor(row.kv_lens, dtype=torch.int32)
 
         def normal(*shape):
             return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
@@ -115,17 +133,20 @@ class Workload:
         self.q = normal(sum(row.qo_lens), row.hq, row.d)
         self.qo_indptr = torch.zeros(row.batch + 1, dtype=torch.int32)
         self.qo_indptr[1:] = self.qo_lens.cumsum(0)
+        self.kv_indptr = torch.zeros(row.batch + 1, dtype=torch.int32)
         if row.ragged:
-            tokens, self.block_table = (row.batch * row.kv,), None
-            self.kv_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * row.kv
+            self.kv_indptr[1:] = self.kv_lens.cumsum(0)
+            tokens, self.block_table = (sum(row.kv_lens),), None
             self.kv_indices = self.last_page_len = None
         else:
-            pages = -(-row.kv // row.page)
-            tokens = (row.batch * pages + 7, row.page)
-            ids = torch.randperm(tokens[0], generator=generator, device=device)[: row.batch * pages].int()
-            self.block_table, self.kv_indices = ids.view(row.batch, pages), ids.cpu()
-            self.kv_indptr = torch.arange(row.batch + 1, dtype=torch.int32) * pages
-            self.last_page_len = torch.full((row.batch,), (row.kv - 1) % row.page + 1, dtype=torch.int32)
+            pages = -(-self.kv_lens // row.page)
+            self.kv_indptr[1:] = pages.cumsum(0)
+            total = int(self.kv_indptr[-1])
+            tokens = (total + 7, row.page)
+            ids = torch.randperm(tokens[0], generator=generator, device=device)[:total].int()
+            self.kv_indices = ids.cpu()
+            self.block_table = torch.nn.utils.rnn.pad_sequence(ids.split(pages.tolist()), batch_first=True)
+            self.last_page_len = (self.kv_lens - 1) % row.page + 1
         self.k = normal(*tokens, row.hk, row.d).to(row.kv_dtype)
         self.v = normal(*tokens, row.hk, dv).to(row.kv_dtype)
         self.qo_indptr_device, self.kv_len_device = self.qo_indptr.cuda(), self.kv_lens.cuda()
@@ -134,9 +155,10 @@ class Workload:
 
     def tokens(self, request):
         """K and V of one request, in order: [kv, heads, dim]."""
+        begin, end = (int(x) for x in self.kv_indptr[request:request + 2])
         if self.ragged:
-            return tuple(x.view(self.row.batch, -1, *x.shape[1:])[request] for x in (self.k, self.v))
-        pages = self.block_table[request].long()
+            return self.k[begin:end], self.v[begin:end]
+        pages = self.kv_indices[begin:end].long().cuda()
         kv = int(self.kv_lens[request])
         return tuple(cache[pages].flatten(0, 1)[:kv] for cache in (self.k, self.v))
 
@@ -144,7 +166,7 @@ class Workload:
     def dense(self):
         """q, K and V of all requests as [batch, head, token, dim]; None where requests differ, or fp8 would be copied."""
         batch = self.row.batch
-        if self.row.chunk or self.kv_dtype != torch.bfloat16:
+        if self.row.chunk or self.row.requests or self.kv_dtype != torch.bfloat16:
             return None
         k, v = zip(*(self.tokens(b) for b in range(batch)))
         q = self.q.view(batch, -1, *self.q.shape[1:])
@@ -161,8 +183,8 @@ class Workload:
         cap = self.row.soft_cap
         if cap:
             s = cap * torch.tanh(s / cap)
-        own = torch.tensor(rows, device="cuda")[:, None] + self.row.kv - int(self.qo_lens[request])
-        key = torch.arange(self.row.kv, device="cuda")
+        own = torch.tensor(rows, device="cuda")[:, None] + len(k) - int(self.qo_lens[request])
+        key = torch.arange(len(k), device="cuda")
         if self.causal:
             s.masked_fill_(key > own, -math.inf)
         if self.row.window:
@@ -175,19 +197,24 @@ class Workload:
     @property
     def kv_bytes(self):
         """Bytes of the keys and values that some row sees, counted once."""
-        kv, window = self.row.kv, self.row.window
-        keys = sum(min(kv, q + window - 1) if window else kv for q in self.row.qo_lens)
+        window = self.row.window
+        keys = sum(min(kv, q + window - 1) if window else kv for q, kv in self.lens)
         return keys * self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo) * self.k.element_size()
 
     @property
     def flops(self):
         """Exact: unmasked (row, key) pairs only."""
-        pairs = sum(self._pairs(q) for q in self.row.qo_lens)
+        pairs = sum(self._pairs(q, kv) for q, kv in self.lens)
         return 2 * self.num_qo_heads * pairs * (self.head_dim_qk + self.head_dim_vo)
 
-    def _pairs(self, q):
-        """Rows and keys of a request with q rows that see each other."""
-        kv, window = self.row.kv, self.row.window or self.row.kv
+    @property
+    def lens(self):
+        """New tokens and keys of each request."""
+        return zip(self.row.qo_lens, self.row.kv_lens)
+
+    def _pairs(self, q, kv):
+        """Rows and keys of a request with q rows and kv keys that see each other."""
+        window = self.row.window or kv
         if not self.causal:
             return q * kv
         return sum(min(kv - q + i + 1, window) for i in range(q))
