@@ -205,7 +205,9 @@ private:
         const KeySlot slot = slot_of_block(block);
         const u32 in_block = lane / 4;
         const i32 first_key = key - static_cast<i32>(in_block) + 8 * static_cast<i32>(block);
-        const bool exists = first_key + 8 > keys.begin && first_key < keys.end && table.holds(slot);
+        // Where no key is visible, no slot was looked up.
+        const bool is_seen = max(first_key, keys.begin) < min(first_key + 8, keys.end);
+        const bool exists = is_seen && table.holds(slot);
         const i32 columns = exists ? static_cast<i32>(t.head_dim - column) : 0;
         const u16 *const from = static_cast<const u16 *>(t.cache.data) + head * t.cache.stride_head +
                                 page(slot) * t.cache.stride_page + (slot.token - in_block) + column * t.part_stride;

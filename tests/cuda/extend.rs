@@ -4,7 +4,8 @@
 use crate::common::instance::{LayerData, Scratch, Step, solve};
 use crate::common::memory::HostMemory;
 use crate::common::problem::{
-    Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Storage, TableForm, ValueRows,
+    Alibi, Bias, BiasHeads, HeadScales, Layer, MaskKind, Pattern, Problem, Storage, TableForm,
+    ValueRows,
 };
 use crate::common::random;
 use crate::common::strategy::{extends, layers};
@@ -167,6 +168,45 @@ pub fn extend_long() {
             let problem = Problem {
                 values: ValueRows::OneHot,
                 ..problem(((4, 1), (128, 128), lens), layer)
+            };
+            let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+            assert_right(&problem, &got);
+        }
+    }
+}
+
+/// Rows in packed order whose windows hold none of their cached keys, which end within blocks of eight. With a bias
+/// the portable decode kernel has them.
+pub fn extend_packed_unseen() {
+    let session = session();
+    let bias = Bias {
+        dtype: DType::F32,
+        heads: BiasHeads::One,
+        request_rows: true,
+        new_keys: true,
+        transposed: false,
+        spare: 0,
+        reach: None,
+    };
+    let layer = Layer {
+        window: Some((0, 0)),
+        bias: Some(bias),
+        ..Layer::plain()
+    };
+    for (heads, dim) in [(3, 32), (2, 72), (1, 128), (2, 256)] {
+        for page_size in [8, 16, 24] {
+            let lens = &[(2, 2), (1, 14), (4, 425), (1, 60), (3, 134)];
+            let storage = Storage::Paged {
+                page_size,
+                layout: KvLayout::Nhd,
+                form: TableForm::CsrKvLen { spare_pages: 0 },
+                unused_pages: 3,
+                shared_pages: 0,
+            };
+            let problem = Problem {
+                storage,
+                form: CacheForm::PackedKeys,
+                ..problem(((heads, heads), (dim, dim), lens), layer.clone())
             };
             let got = solve(&*session, &DeviceMemory, &problem).unwrap();
             assert_right(&problem, &got);
