@@ -18,4 +18,4 @@ struct FolioStoredWidenParams {
 };
 
 // The number of src/cuda/stored_params.rs.
-static_assert(sizeof(FolioStoredWidenParams) == 560, "widening of other forms");
+static_assert(sizeof(FolioStoredWidenParams) == 568, "widening of other forms");

@@ -24,6 +24,8 @@ struct FolioWidenParams {
     folio_u32 num_tokens;                       // that q has, and q_rows has room for
     folio_u32 q_dtype, cache_dtype, row_dtype;  // FolioDtype
     folio_u32 num_units;
+    folio_u32 new_keys_apart;  // the keys of a request's own rows are not in the cache
+    folio_u32 reserved;
     float *units;  // that the first launch sets to the least
 };
 
@@ -44,5 +46,5 @@ struct FolioRoundOutputsParams {
 };
 
 // The numbers of src/cuda/widen_params.rs.
-static_assert(sizeof(FolioWidenParams) == 296, "widening");
+static_assert(sizeof(FolioWidenParams) == 304, "widening");
 static_assert(sizeof(FolioRoundOutputsParams) == 176, "outputs in fp8");

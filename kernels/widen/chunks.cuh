@@ -14,13 +14,20 @@ static_assert(CHUNK == LANES, "a lane finds a key");
 // What heads start from whose numbers are to be scaled (FolioWidenParams::units).
 constexpr float LEAST_UNIT = 0x1p-115f;
 
+// Keys of a request that the cache has.
+__device__ __forceinline__ u32 keys_of(const FolioWidenParams &p, u32 request) {
+    const i32 *const starts = p.plan.qo_indptr + request;
+    const i32 apart = p.new_keys_apart ? starts[1] - starts[0] : 0;
+    return static_cast<u32>(max(p.plan.kv_len[request] - apart, 0));
+}
+
 // A lane's key of a chunk: its page and its place there.
 struct Key {
     i32 page;  // that of no cache: past the last key
     u32 token;
 
     __device__ __forceinline__ Key(const FolioWidenParams &p, u32 request, u32 key) : page(-1), token(0) {
-        if (key >= static_cast<u32>(p.plan.kv_len[request])) return;
+        if (key >= keys_of(p, request)) return;
         const u32 index = divide(key, p.page_size);
         const i64 at = p.page_start[request] + index;
         page = p.plan.page_ids ? p.plan.page_ids[at] : static_cast<i32>(at);

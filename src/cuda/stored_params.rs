@@ -135,7 +135,7 @@ const _: () = {
     assert!(size_of::<StoredAttentionParams>() == 744);
     assert!(size_of::<StoredDecodeParams>() == 648);
     assert!(size_of::<StoredRopeAppendParams>() == 2696);
-    assert!(size_of::<StoredWidenParams>() == 560);
+    assert!(size_of::<StoredWidenParams>() == 568);
 };
 
 impl StoredFormat {

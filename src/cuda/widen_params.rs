@@ -33,6 +33,8 @@ pub struct WidenParams {
     pub cache_dtype: u32,
     pub row_dtype: u32,
     pub num_units: u32,
+    pub new_keys_apart: u32,
+    pub reserved: u32,
     pub units: u64,
 }
 
@@ -59,6 +61,6 @@ pub struct RoundOutputsParams {
 
 /// The numbers of the `static_assert`s at the end of `kernels/params/widen.h`.
 const _: () = {
-    assert!(size_of::<WidenParams>() == 296);
+    assert!(size_of::<WidenParams>() == 304);
     assert!(size_of::<RoundOutputsParams>() == 176);
 };

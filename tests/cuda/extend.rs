@@ -214,6 +214,39 @@ pub fn extend_packed_unseen() {
     }
 }
 
+/// Many rows on few cached keys, whose scales say what all of a head's rows are divided by in fp16. Scales behind the cached
+/// keys are no part of that.
+pub fn extend_few_cached_scales() {
+    let session = session();
+    for dtype in [DType::I8, DType::F8E4M3] {
+        for lens in [
+            &[(30, 31)][..],
+            &[(30, 30), (2, 3)],
+            &[(33, 35), (70, 99), (0, 17), (40, 60)],
+        ] {
+            for page_size in [16, 1] {
+                let storage = Storage::Paged {
+                    page_size,
+                    layout: KvLayout::Nhd,
+                    form: TableForm::CsrKvLen { spare_pages: 0 },
+                    unused_pages: 3,
+                    shared_pages: 0,
+                };
+                let problem = Problem {
+                    storage,
+                    kv_dtype: dtype,
+                    form: CacheForm::TokenHeadScales,
+                    ..problem(((8, 1), (64, 64), lens), Layer::plain())
+                        .of(DType::F16)
+                        .extend(DType::F16)
+                };
+                let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                assert_right(&problem, &got);
+            }
+        }
+    }
+}
+
 /// Lengths on the host, page ids on the device.
 pub fn extend_device_page_ids() {
     let session = session();

@@ -205,6 +205,11 @@ fn main() -> ExitCode {
         case("extend_layers", (), extend::extend_layers),
         case("extend_types", (), extend::extend_types),
         case("extend_packed_unseen", (), extend::extend_packed_unseen),
+        case(
+            "extend_few_cached_scales",
+            (),
+            extend::extend_few_cached_scales,
+        ),
         case("extend_long", (), extend::extend_long),
         case("extend_device_page_ids", (), extend::extend_device_page_ids),
         case("extend_graph_replays", (), extend::extend_graph_replays),

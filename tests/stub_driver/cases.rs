@@ -355,6 +355,11 @@ pub const CASES: &[Case<Setup>] = &[
         prefill_widened::other_forms,
     ),
     case(
+        "launch_prefill_widened_new_keys_stay_out",
+        BACKEND,
+        prefill_widened::new_keys_stay_out,
+    ),
+    case(
         "launch_prefill_widened_head_scales_stay_out",
         BACKEND,
         prefill_widened::head_scales_stay_out,

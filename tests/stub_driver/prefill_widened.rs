@@ -2,7 +2,7 @@
 //! goes from one to the next.
 
 use folio::api::BatchInput;
-use folio::cuda::params::{GenericParams, ROUNDED_LATER, V_SCALES_OF_REQUESTS};
+use folio::cuda::params::{GenericParams, MergeStatesParams, ROUNDED_LATER, V_SCALES_OF_REQUESTS};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::stored_params::{StoredAttentionParams, StoredWidenParams};
 use folio::cuda::widen_params::{RoundOutputsParams, WidenParams};
@@ -321,6 +321,8 @@ pub fn small_pages() {
 
 const K_SCALES: usize = 0x5_0000_0000;
 const V_SCALES: usize = 0x6_0000_0000;
+const K_NEW: usize = 0x9_0000_0000;
+const V_NEW: usize = 0xa_0000_0000;
 const K_ZEROS: usize = 0x7_0000_0000;
 const V_ZEROS: usize = 0x8_0000_0000;
 
@@ -431,6 +433,32 @@ pub fn other_forms() {
             assert!(places.units >= places.page_start + 2 * 8);
             assert!(!has_units || places.items >= factors[1] + 2 * bytes);
         }
+    }
+}
+
+/// Rows are made of the keys that a request has in the cache, whatever its new ones are.
+pub fn new_keys_stay_out() {
+    let recorder = recorder_of_forms();
+    recorder.expect::<MergeStatesParams>("folio_merge_state");
+    let rows = 600;
+    for new_kv in [None, Some(DType::F16)] {
+        let desc = AttentionDesc {
+            new_kv,
+            max_kv_len: 2000,
+            ..prompts_over(CacheForm::TokenHeadScales, DType::F16)
+        };
+        let handle = planned(desc, rows);
+        let shape = [2 * i64::from(rows), HEADS.into(), DIM.into()];
+        let new = |address| new_kv.map(|dtype| at(address, dtype, &shape, None));
+        let args = AttentionArgs {
+            k_new: new(K_NEW),
+            v_new: new(V_NEW),
+            ..arguments_over(&desc, rows.into())
+        };
+        let first = &launches(&recorder, &handle, &args)[0];
+        assert_eq!(first.name(), "folio_widen_places");
+        let apart = first.params::<WidenParams>().new_keys_apart;
+        assert_eq!(apart, u32::from(new_kv.is_some()));
     }
 }
 

@@ -22,7 +22,7 @@ use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
 use crate::cuda::kernels::mla::{MlaVariant, RecordSource};
 use crate::error::Result;
 use crate::log::{Level, Logger};
-use crate::problem::{AttentionDesc, CacheForm, Kind, Tiling};
+use crate::problem::{AttentionDesc, CacheForm, Keys, Kind, Tiling};
 
 /// The kernels of one problem, the preferred ones first.
 pub struct Candidates {
@@ -137,7 +137,7 @@ impl Candidates {
 /// What a run asks for that the portable kernels alone have.
 fn only_portable(run: &Run<'_>) -> Features {
     Features::default()
-        .and(Feature::StartsInBlocks, run.starts_in_blocks)
+        .and(Feature::StartsInBlocks, run.keys == Keys::New)
         .and(Feature::ScoreBias, run.args.score_bias.is_some())
 }
 

@@ -72,10 +72,10 @@ struct Planned {
     q_tile: u32,
     q_tile_is_exact: bool,
     has_few_keys: bool,
+    /// Those of each request that the plan is over, at the numbers that they have among all.
+    keys: Keys,
     /// The most there can be where only the device knows, and where it changes under a graph.
     num_keys: u64,
-    /// The plan is over new keys, at the numbers that they have among all.
-    starts_in_blocks: bool,
     /// The same of query rows and requests.
     num_rows: u64,
     num_requests: u32,
@@ -173,14 +173,14 @@ impl CudaAttention {
         // SAFETY: as above; the ids are the caller's.
         unsafe { self.narrow.launch(current, &copies, stream)? };
         let mut planned = self.largest(&layout, base, page_ids);
-        planned.starts_in_blocks = batch.keys == Keys::New;
+        planned.keys = batch.keys;
         planned.has_few_keys = self.tilings().has_few_keys(batch) && self.is_of_parts(work);
         if !self.desc.graph {
             planned.num_items = counts.items;
             planned.num_combines = counts.combines;
             let requests =
                 (0..batch.batch_size()).filter(|&b| batch.planned.include(batch.qo_len(b)));
-            planned.num_keys = requests.clone().map(|b| batch.kv_len[b] as u64).sum();
+            planned.num_keys = requests.clone().map(|b| u64::from(batch.num_keys(b))).sum();
             planned.num_rows = requests.clone().map(|b| u64::from(batch.qo_len(b))).sum();
             planned.num_requests = requests.count() as u32;
             planned.num_tokens = batch.num_tokens() as u64;
@@ -274,8 +274,8 @@ impl CudaAttention {
             q_tile: self.tilings().most_rows_of_item(),
             q_tile_is_exact: false,
             has_few_keys: false,
+            keys: Keys::All,
             num_keys: u64::from(self.desc.max_batch_size) * u64::from(self.desc.max_kv_len),
-            starts_in_blocks: false,
             num_rows: u64::from(self.desc.max_num_tokens),
             num_requests: self.desc.max_batch_size,
             num_tokens: u64::from(self.desc.max_num_tokens),
@@ -435,7 +435,7 @@ impl CudaAttention {
             num_rows: planned.num_rows,
             num_requests: planned.num_requests,
             num_tokens: planned.num_tokens,
-            starts_in_blocks: planned.starts_in_blocks,
+            keys: planned.keys,
             scratch: planned.scratch,
             new_tokens: None,
         };

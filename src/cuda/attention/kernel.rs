@@ -13,7 +13,8 @@ use crate::cuda::params::AttentionParams;
 use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, CacheForm, Checked, RopeAppendArgs, TailCosts, Tiling, Workers,
+    AttentionArgs, AttentionDesc, CacheForm, Checked, Keys, RopeAppendArgs, TailCosts, Tiling,
+    Workers,
 };
 use crate::tensor::Tensor;
 
@@ -41,8 +42,8 @@ pub struct Run<'a> {
     pub num_requests: u32,
     /// Query rows that the tensors have for the batch: those of requests that are not this run's too.
     pub num_tokens: u64,
-    /// A request's first key may be within a block, since keys before it are elsewhere.
-    pub starts_in_blocks: bool,
+    /// Of each request. Others are elsewhere, and its first key may be within a block then.
+    pub keys: Keys,
     /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).
     pub scratch: u64,
     /// Tokens that the kernel is to make and append: what [`AttentionKernel::new_tokens`] said. Otherwise tokens are in the

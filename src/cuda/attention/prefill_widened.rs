@@ -26,7 +26,7 @@ use crate::cuda::widen_params::{ROWS_TOGETHER, RoundOutputsParams, WidenParams};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::PARTS_ALIGNMENT;
-use crate::problem::{AttentionDesc, CacheForm, KvStorage, Tiling, WorkItem};
+use crate::problem::{self, AttentionDesc, CacheForm, KvStorage, Tiling, WorkItem};
 use crate::tensor::Tensor;
 
 /// Of rows of keys and values: 80 Ki keys of 8 heads of 128. Of rows of queries as many: 40 Ki tokens of 32 heads of 128.
@@ -315,6 +315,8 @@ impl PrefillWidened {
             cache_dtype: dtype_code(self.desc.kv_format.element),
             row_dtype: dtype_code(self.dtype),
             num_units: num_units(&self.desc),
+            new_keys_apart: (run.keys == problem::Keys::Cached).into(),
+            reserved: 0,
             units: at(self.parts.units),
         }
     }
