@@ -20,9 +20,9 @@ FP8 = torch.float8_e4m3fn
 def load_fa3():
     path = os.environ.get("FOLIO_FA3")
     if not path or not os.path.exists(path):
-        return None
+        return None, None
     torch.ops.load_library(path)
-    return torch.ops._vllm_fa3_C.fwd
+    return torch.ops._vllm_fa3_C.fwd, torch.ops._vllm_fa3_C.get_scheduler_metadata
 
 
 def load_flashinfer():
@@ -43,20 +43,26 @@ def load_triton():
         return None
 
 
-FA3, FLASHINFER, TRITON = load_fa3(), load_flashinfer(), load_triton()
+(FA3, FA3_SCHEDULE), FLASHINFER, TRITON = load_fa3(), load_flashinfer(), load_triton()
 
 
 def fa3(w, out):
-    """Decode and prefill: q is variable-length; K and V are pages found through a block table, or as q."""
+    """Decode and prefill: q is variable-length; K and V are pages found through a block table, or as q. Over pages it is given
+    its schedule, as vLLM does, which computes that once for all layers of a step."""
     if FA3 is None or w.kv_dtype != w.q.dtype:
         return None
     longest_q, longest_kv = int(w.qo_lens.max()), int(w.kv_lens.max())
     cu = w.qo_indptr_device
     cu_k, used = (w.kv_indptr.cuda(), None) if w.block_table is None else (None, w.kv_len_device)
     sinks = None if w.sinks is None else w.sinks.to(w.q.dtype)
+    schedule = None
+    if w.block_table is not None:
+        schedule = FA3_SCHEDULE(len(w.qo_lens), longest_q, longest_kv, w.num_qo_heads, w.num_kv_heads, w.head_dim_qk, w.head_dim_vo,
+                                w.q.dtype, used, cu, None, None, None, None, w.page_size, 0, w.causal, w.window - 1, -1,
+                                w.soft_cap > 0, 0, None, 0)
     return lambda: FA3(w.q, w.k, w.v, None, None, None, out, cu, cu_k, None, None, used, longest_q, longest_kv,
                        w.block_table, None, None, None, None, None, None, None, None, w.sm_scale, w.causal,
-                       w.window - 1, -1, w.soft_cap, True, None, 0, None, 0, sinks, 1, 0, None)
+                       w.window - 1, -1, w.soft_cap, True, schedule, 0, None, 0, sinks, 1, 0, None)
 
 
 def fa2(w, out):

@@ -154,10 +154,23 @@ __device__ __forceinline__ void write_combines(const FolioPlanParams &p, const F
     }
 }
 
+// What items are sorted by: in decode their cost; in prefill the request's keys, so that tiles that read the same keys stay
+// together, or their own length where those are few rounds, as src/plan/schedule.rs has it.
+enum class Weight { COST, KEYS_OF_REQUEST, LENGTH };
+
+__device__ __forceinline__ Weight weight_of_items(const FolioPlanBatchParams &params, const Batch &batch,
+                                                  u32 num_items) {
+    if (params.plan.order != FOLIO_PLAN_BY_REQUEST) return Weight::COST;
+    const Tiling &tiling = batch.tiling;
+    const bool few =
+        static_cast<u64>(num_items) * tiling.workers_of_item < static_cast<u64>(tiling.few_rounds) * params.workers.all;
+    return few ? Weight::LENGTH : Weight::KEYS_OF_REQUEST;
+}
+
 // Item `index` in natural order: by request, tile, piece. Prefill takes a request's last tile first, as it
 // sees the most keys.
-__device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, const FolioDivisor &q_tile,
-                                                   const Requests &all, u32 index, u32 units) {
+__device__ __forceinline__ WeighedItem make_item(const FolioPlanParams &p, const FolioDivisor &q_tile,
+                                                 const Requests &all, u32 index, u32 units, Weight weight) {
     FolioWorkItem item = {};
     item.request = find(all.first_item, p.batch_size, index);
     const FolioPlanRequest &request = all.request[item.request];
@@ -180,7 +193,10 @@ __device__ __forceinline__ FolioWorkItem make_item(const FolioPlanParams &p, con
     item.page_start = request.page_start;
     item.q_token = static_cast<i32>(request.q_token + item.q_start);
     item.position = static_cast<i32>(request.keys - request.rows + item.q_start);
-    return item;
+    u32 weighs = item.cost;
+    if (weight == Weight::KEYS_OF_REQUEST) weighs = request.keys - first;
+    if (weight == Weight::LENGTH) weighs = (static_cast<u32>(visible) + item.kv_end - item.kv_start) / 2;
+    return {item, weighs};
 }
 
 // Set where the first piece of a request begins a share.
@@ -227,7 +243,7 @@ __device__ __forceinline__ void write_shares(const FolioPlanParams &p, const Req
     if (threadIdx.x == 0) p.counts[FOLIO_COUNT_SHARES] = num_shares, others[num_shares] = num_items;
 #pragma unroll 1
     for (u32 index = threadIdx.x; index < num_items; index += blockDim.x) {
-        const FolioWorkItem item = make_item(index);
+        const FolioWorkItem item = make_item(index).item;
         const u32 piece = index - all.first_item[item.request], of_request = shares_before(p)[item.request];
         const u32 begins = of_request >> 31,
                   share = (of_request & ~BEGINS_SHARE) + (piece == 0 ? 0 : begins + piece - 1);
@@ -256,13 +272,15 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     const Counts counts = lay_out(p, batch.tiling, all, cut, counted);
     write_combines(p, batch.tiling.q_tile, all, counts.combines);
     const u32 units = cut.size.divisor;
-    const float largest = p.order == FOLIO_PLAN_BY_REQUEST ? cost_of(p, batch.most_units, 1)
-                                                           : cost_of(p, min(units, batch.most_units), batch.most_rows);
-    const auto item = [&](u32 index) { return make_item(p, batch.tiling.q_tile, all, index, units); };
+    const Weight weight = weight_of_items(params, batch, counts.items);
+    const float largest =
+        cost_of(p, weight == Weight::KEYS_OF_REQUEST ? batch.most_units : min(units, batch.most_units),
+                weight == Weight::COST ? batch.most_rows : 1);
+    const auto item = [&](u32 index) { return make_item(p, batch.tiling.q_tile, all, index, units, weight); };
     if (cut.is_shares && p.order == FOLIO_PLAN_BY_SHARE && counts.items == counted.items) {
         const u32 num_shares = find_shares(p, all);
         // The workspace has room for one more.
         if (num_shares <= batch.tiling.max_shares + 1) return write_shares(p, all, counts.items, num_shares, item);
     }
-    write_items(p, all, counts.items, item, CLASSES / (largest + 1.0f));
+    write_items(p, counts.items, item, CLASSES / (largest + 1.0f));
 }

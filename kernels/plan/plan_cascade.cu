@@ -249,6 +249,9 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     const Counts counts = lay_out(p, all, chunk);
     write_combines(p, all, counts.combines);
     const float largest = cost_of(p, min(units, batch.most_units), batch.most_rows);
-    const auto item = [&](u32 index) { return make_item(p, all, index, chunk); };
-    write_items(p, all.requests, counts.items, item, CLASSES / (largest + 1.0f));
+    const auto by_cost = [&](u32 index) {
+        const FolioWorkItem item = make_item(p, all, index, chunk);
+        return WeighedItem{item, item.cost};
+    };
+    write_items(p, counts.items, by_cost, CLASSES / (largest + 1.0f));
 }

@@ -208,7 +208,12 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Fo
                            {static_cast<u32>(scan.totals[0]), scan.totals[4]},
                            {scan.totals[0] >> 32, scan.totals[1]}};
     const bool is_worth_it = choice.tiles.units >= p.least_units, is_whole = choice.takes_whole_requests(p, workers);
-    if (threadIdx.x == 0) tiling = is_whole ? whole_requests(workers, most_rows) : stated_tiling(p, workers);
+    if (threadIdx.x == 0) {
+        tiling = is_whole ? whole_requests(workers, most_rows) : stated_tiling(p, workers);
+        // As src/plan/schedule.rs: the longest request has more than twice the keys of the mean.
+        const bool is_unequal = static_cast<u64>(most_units) * choice.requests.tiles > 2 * choice.requests.units;
+        tiling.few_rounds = is_unequal ? 8 : 4;
+    }
     const u32 of_tile = units_of_tile(p);
     if (is_whole) most_tiles = 1;
     // Of tiles before it, and of its own.
@@ -348,13 +353,6 @@ __device__ __forceinline__ float cost_of(const FolioPlanParams &p, u32 units, u3
     return static_cast<float>(units) * static_cast<float>(p.kv_unit * rows);
 }
 
-// What an item is sorted by: in decode its cost; in prefill the request's keys, so that tiles that read the same keys stay
-// together.
-__device__ __forceinline__ u32 weight_of(const FolioPlanParams &p, const FolioPlanRequest &request,
-                                         const FolioWorkItem &item) {
-    return p.order == FOLIO_PLAN_BY_REQUEST ? request.keys - first_key(p, request.rows, request.keys) : item.cost;
-}
-
 // 0 comes first.
 __device__ __forceinline__ u32 order_class(u32 weight, float scale) {
     return CLASSES - 1 - min(static_cast<u32>(static_cast<float>(weight) * scale), CLASSES - 1);
@@ -397,28 +395,33 @@ struct ClassCounters {
     }
 };
 
+// An item, and what it is sorted by.
+struct WeighedItem {
+    FolioWorkItem item;
+    u32 weight;
+};
+
 // Every warp has a run of neighbouring items, and goes over it twice: to count, and to write. make_item(index) is an item
-// in natural order.
+// in natural order, whose weight times `scale` is its class.
 template <class MakeItem>
-__device__ __forceinline__ void write_items(const FolioPlanParams &p, const Requests &all, u32 num_items,
-                                            const MakeItem &make_item, float scale) {
+__device__ __forceinline__ void write_items(const FolioPlanParams &p, u32 num_items, const MakeItem &make_item,
+                                            float scale) {
     __shared__ ClassCounters counters;
     counters.clear();
     __syncthreads();
     const u32 run = 32 * divide_up(num_items, blockDim.x), begin = warp_index() * run,
               end = min(begin + run, num_items);
-    FolioWorkItem item;
+    WeighedItem made;
 #pragma unroll 1
     for (u32 pass = 0; pass < 2; pass++) {
 #pragma unroll 1
         for (u32 first = begin; first < end; first += 32) {
             const u32 index = first + lane_index();
             const bool valid = index < end;
-            if (pass == 0 || run > 32) item = make_item(min(index, end - 1));
-            const FolioPlanRequest &request = all.request[item.request];
-            const u32 at = counters.add(valid, order_class(weight_of(p, request, item), scale));
+            if (pass == 0 || run > 32) made = make_item(min(index, end - 1));
+            const u32 at = counters.add(valid, order_class(made.weight, scale));
             if (pass == 0 || !valid) continue;
-            store_record(p.items + at, item);
+            store_record(p.items + at, made.item);
         }
         if (pass == 1) break;
         __syncthreads();

@@ -24,6 +24,7 @@ __device__ __forceinline__ u32 units_of_tile(const FolioPlanParams &p) {
 struct Tiling {
     FolioDivisor q_tile;
     u32 workers_of_item, max_splits, max_shares;
+    u32 few_rounds;  // of items of prefill, of which the longest come first
 };
 
 __device__ __forceinline__ Tiling stated_tiling(const FolioPlanParams &p, const FolioPlanWorkers &workers) {

@@ -5,13 +5,28 @@ use super::reserve::reserve;
 use crate::error::Result;
 use crate::problem::{HostBatch, NO_PARTIAL, SmallItems, WorkItem, WorkList};
 
-/// Costs are compared by their leading eight bits: a counting sort, since sorting 1024 keys exactly costs a
-/// quarter of their plan.
+/// The costliest first.
 pub(super) fn by_cost(work: &mut WorkList) -> Result<()> {
+    largest_first(work, |item| item.cost)
+}
+
+/// The longest first, by the mean of the keys that a causal mask leaves to an item and of all that it has: which of the two
+/// it takes is for the run to say.
+pub(super) fn by_length(work: &mut WorkList) -> Result<()> {
+    largest_first(work, |item| {
+        let last = i64::from(item.position) + i64::from(item.q_len);
+        let seen = last.min(i64::from(item.kv_end)) - i64::from(item.kv_start);
+        (seen.max(0) as u32 + (item.kv_end - item.kv_start)) / 2
+    })
+}
+
+/// Sizes are compared by their leading eight bits: a counting sort, since sorting 1024 keys exactly costs a
+/// quarter of their plan.
+fn largest_first(work: &mut WorkList, size: impl Fn(&WorkItem) -> u32) -> Result<()> {
     const CLASSES: usize = 256;
-    let largest = work.items.iter().map(|item| item.cost).max().unwrap_or(0);
+    let largest = work.items.iter().map(&size).max().unwrap_or(0);
     let shift = (u32::BITS - largest.leading_zeros()).saturating_sub(CLASSES.ilog2());
-    let class = |item: &WorkItem| CLASSES - 1 - (item.cost >> shift) as usize;
+    let class = |item: &WorkItem| CLASSES - 1 - (size(item) >> shift) as usize;
     if work.items.is_sorted_by_key(class) {
         return Ok(());
     }

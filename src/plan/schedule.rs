@@ -1,4 +1,4 @@
-//! Cuts a batch into work items: query tiles × chunks of keys, the largest first (for prefill in chunks of one size: those
+//! Cuts a batch into work items: query tiles × chunks of keys, the largest first (for prefill in many rounds: those
 //! of the longest request first, its largest first), and lists the rows whose parts are to be combined.
 //!
 //! Masks are not known here: layers with different masks and windows share a plan, so an item covers a
@@ -12,13 +12,13 @@
 
 use super::cut::{Cut, tiles_share_keys};
 use super::divisor::Divisor;
-use super::item_order::{by_cost, by_request, by_share};
+use super::item_order::{by_cost, by_length, by_request, by_share};
 use super::reserve::reserve;
 use super::starts::request_starts;
 use super::tile::{Tile, tiles};
 use crate::error::Result;
 use crate::problem::{
-    AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, Tiling, WorkItem, WorkList,
+    AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, Tiling, WorkItem, WorkList, Workers,
 };
 
 /// [`Tiling::least_gain`] where tiles could be narrow instead. Split keys take 8 µs more on an H100, and a unit of a narrow tile
@@ -72,18 +72,56 @@ pub fn schedule(
         return by_share(work);
     }
     work.shares.clear();
-    let is_part = |item: &&WorkItem| item.partial != NO_PARTIAL;
-    work.small = match cut {
-        Cut::Chunks(_) => 0,
-        Cut::Tail(_) => work.items.iter().filter(is_part).count() as u32,
-        Cut::Shares { .. } => work.items.len() as u32,
-    };
-    match (cut, desc.kind) {
-        (Cut::Shares { .. }, _) => by_cost(work),
-        (_, Kind::Prefill) => by_request(work, batch, has_tail),
-        _ if tiles_share_keys(batch, tiling) => by_request(work, batch, has_tail),
-        _ => by_cost(work),
+    if matches!(cut, Cut::Shares { .. }) {
+        work.small = work.items.len() as u32;
+        return by_cost(work);
     }
+    work.small = 0;
+    match desc.kind == Kind::Prefill || tiles_share_keys(batch, tiling) {
+        true => order_tiles(batch, tiling, has_tail, work),
+        false => by_cost(work),
+    }
+}
+
+/// The order of tiles that may find in the L2 what another one of their request reads. Those of a request stay together, unless
+/// that would leave workers idle at the end: where there are few rounds of them, and where lengths are far apart.
+fn order_tiles(
+    batch: &HostBatch<'_>,
+    tiling: &Tiling,
+    has_tail: bool,
+    work: &mut WorkList,
+) -> Result<()> {
+    // Rounds that are too few. Of 180 random batches on an H200, those of fewer took 0.97 of the time on average, up to 0.79; of
+    // equal lengths and 4 to 8 rounds, 1.02.
+    const OF_EQUAL_LENGTHS: usize = 4;
+    const OF_UNEQUAL_LENGTHS: usize = 8;
+    let unequal = lengths_are_unequal(batch, tiling);
+    let few = match unequal {
+        true => OF_UNEQUAL_LENGTHS,
+        false => OF_EQUAL_LENGTHS,
+    };
+    let Workers { all, of_item, .. } = tiling.workers;
+    let pieces = work.items.len().saturating_mul(of_item as usize);
+    if has_tail && !unequal {
+        let is_part = |item: &&WorkItem| item.partial != NO_PARTIAL;
+        work.small = work.items.iter().filter(is_part).count() as u32;
+        return by_request(work, batch, has_tail);
+    }
+    match has_tail || pieces < few * all as usize {
+        true => by_length(work),
+        false => by_request(work, batch, false),
+    }
+}
+
+/// Whether the longest request has more than twice the keys of the mean.
+fn lengths_are_unequal(batch: &HostBatch<'_>, tiling: &Tiling) -> bool {
+    let keys = (0..batch.batch_size())
+        .filter(|&b| batch.planned_rows(b) > 0)
+        .map(|b| u64::from(batch.num_keys_in_window(b, tiling.kv_unit)));
+    let (count, longest, sum) = keys.fold((0, 0, 0), |(count, longest, sum), keys| {
+        (count + 1, keys.max(longest), sum + keys)
+    });
+    longest * count > 2 * sum
 }
 
 /// With the narrowest tiles that all run at a time, where workers would be left over: those of few rows end earlier.

@@ -8,7 +8,8 @@ namespace folio::prefill {
 // Numbers tiles, which are items times head blocks. Where the keys of all heads exceed the L2, heads come in sections
 // whose keys do not: the items of one section, then those of the next, so that most tiles find their keys there. Within
 // a section neighbours have the same item. The items of the plan's tail are left for the end with all heads, and so is the last
-// quarter of the items under a causal mask, the short ones: they fill the gaps that long tiles of the last section leave.
+// quarter of the items under a causal mask, the short ones: they fill the gaps that long tiles of the last section leave. Few
+// tiles have no sections: the long ones of the last section would begin when nothing is left to run beside them.
 //
 // Derived anew for every tile, off the critical path: its one lane has few registers.
 class TileOrder {
@@ -46,9 +47,18 @@ public:
     }
 
 private:
-    // Head blocks of a section. The first item is one of the longest request.
+    // Rounds of tiles that have no sections. On an H200 (481 tokens on 18,955 keys beside 77 short requests, 5.8 rounds): 287 µs
+    // instead of 440. Long requests alone take up to 4 % more so.
+    static constexpr u32 FEW_ROUNDS = 8;
+
+    // Head blocks of a section. The first item is one of the longest request; where most have less than half of its keys, there
+    // are no sections either.
     __device__ __forceinline__ u32 section_width(const FolioAttentionParams &params) const {
-        const float head_bytes = static_cast<float>(params.plan.items->kv_end) * Stored::row_bytes(DIM_QK + DIM_VO);
+        if (num_tiles() <= FEW_ROUNDS * gridDim.x) return num_heads;
+        const FolioWorkItem *const items = params.plan.items;
+        const u32 longest = items->kv_end, median = items[num_items / 2].kv_end;
+        if (2 * median < longest) return num_heads;
+        const float head_bytes = static_cast<float>(longest) * Stored::row_bytes(DIM_QK + DIM_VO);
         const u32 kv_heads = params.num_kv_heads;
         const u32 sections =
             min(static_cast<u32>(head_bytes * kv_heads / static_cast<float>(params.section_bytes)) + 1, kv_heads);

@@ -8,7 +8,7 @@ use super::*;
 use crate::dtype::DType;
 use crate::plan::chunk_size::{UNITS_NOT_SPLIT, split_budget};
 use crate::problem::{
-    Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Requests, TailCosts, Workers,
+    Keys, Kind, KvLayout, KvStorage, PageIds, Pages, Requests, SmallItems, TailCosts, Workers,
 };
 use proptest::prelude::*;
 

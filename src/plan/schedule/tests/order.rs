@@ -37,3 +37,40 @@ fn prefill_keeps_requests_together() {
         [(2, 0), (0, 64), (0, 0), (1, 64), (1, 0)]
     );
 }
+
+/// Few rounds for so many workers.
+const MANY_WORKERS: Tiling = Tiling {
+    workers: Workers {
+        all: 100,
+        of_item: 8,
+        small: SmallItems::NONE,
+    },
+    ..PLAIN
+};
+
+fn order_of(lens: &[(i32, i32)], tiling: &Tiling) -> Vec<(u32, u32)> {
+    let work = cut(lens, tiling, false);
+    work.items.iter().map(|i| (i.request, i.q_start)).collect()
+}
+
+#[test]
+fn few_tiles_of_prefill_go_by_length() {
+    let lens = [(128, 640), (128, 640), (1, 700)];
+    assert_eq!(
+        order_of(&lens, &MANY_WORKERS),
+        [(2, 0), (0, 64), (1, 64), (0, 0), (1, 0)]
+    );
+}
+
+/// 64 tiles are five rounds and more: too many where all have as many keys, and few where one has more.
+#[test]
+fn lengths_that_are_far_apart_are_few_rounds_longer() {
+    let mut lens = vec![(128, 640); 32];
+    let requests = |lens: &[(i32, i32)]| -> Vec<u32> {
+        let order = order_of(lens, &MANY_WORKERS);
+        order.into_iter().take(4).map(|(b, _)| b).collect()
+    };
+    assert_eq!(requests(&lens), [0, 0, 1, 1]);
+    lens[31] = (128, 1500);
+    assert_eq!(requests(&lens), [31, 31, 0, 1]);
+}
