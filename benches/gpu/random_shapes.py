@@ -23,7 +23,7 @@ import bench
 import folio
 import peers
 from models import limit_microseconds
-from workloads import E4M3, unequal
+from workloads import E4M3, of_requests
 
 HEADS = [(32, 8), (32, 8), (28, 4), (64, 8), (16, 16), (8, 1), (40, 8), (24, 8), (20, 20), (16, 2), (32, 1), (12, 12), (96, 8)]
 HEAD_DIMS = [64, 64, 72, 80, 96, 112, 120, 128, 128, 128, 128, 128, 160, 192, 256, 256]
@@ -53,7 +53,7 @@ def draw(rng):
         more["causal"] = rng.random() < 0.7
     if kind == "prompts" and rng.random() < 0.5:
         more["ragged"] = True
-    return unequal(KINDS.get(kind, kind), REQUESTS[kind](rng, rng.random() < 0.5), **more)
+    return of_requests(KINDS.get(kind, kind), REQUESTS[kind](rng, rng.random() < 0.5), **more)
 
 
 def lengths(rng, count, low, high, equal):

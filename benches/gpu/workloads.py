@@ -15,9 +15,9 @@ class Row:
     """One line of the table. `kind` is decode, verify, prefill or mixed.
 
     Attributes:
-        q, kv: new tokens and keys of each request; the most of them where requests differ.
+        q, kv: new tokens and keys of each request; the most of them where `requests` says those of each.
         chunk: new tokens of the first request, where they are others.
-        requests: new tokens and keys of each, where all differ.
+        requests: new tokens and keys of each request, where q, kv and chunk do not say them.
         window: keys that a row sees, its own among them; 0: all.
         soft_cap: 0: none.
         sinks: whether each head has one.
@@ -75,7 +75,7 @@ def span(lengths):
     return f"{least}" if least == most else f"{least}–{most}(Σ{sum(lengths)})"
 
 
-def unequal(kind, requests, **more):
+def of_requests(kind, requests, **more):
     """A row of requests of (new tokens, keys)."""
     q, kv = map(max, zip(*requests))
     return Row(kind, len(requests), q, kv, requests=tuple(requests), **more)
