@@ -175,6 +175,16 @@ pub fn extend_long() {
     }
 }
 
+fn pages(page_size: u32) -> Storage {
+    Storage::Paged {
+        page_size,
+        layout: KvLayout::Nhd,
+        form: TableForm::CsrKvLen { spare_pages: 0 },
+        unused_pages: 3,
+        shared_pages: 0,
+    }
+}
+
 /// Rows in packed order whose windows hold none of their cached keys, which end within blocks of eight. With a bias
 /// the portable decode kernel has them.
 pub fn extend_packed_unseen() {
@@ -196,15 +206,8 @@ pub fn extend_packed_unseen() {
     for (heads, dim) in [(3, 32), (2, 72), (1, 128), (2, 256)] {
         for page_size in [8, 16, 24] {
             let lens = &[(2, 2), (1, 14), (4, 425), (1, 60), (3, 134)];
-            let storage = Storage::Paged {
-                page_size,
-                layout: KvLayout::Nhd,
-                form: TableForm::CsrKvLen { spare_pages: 0 },
-                unused_pages: 3,
-                shared_pages: 0,
-            };
             let problem = Problem {
-                storage,
+                storage: pages(page_size),
                 form: CacheForm::PackedKeys,
                 ..problem(((heads, heads), (dim, dim), lens), layer.clone())
             };
@@ -225,15 +228,8 @@ pub fn extend_few_cached_scales() {
             &[(33, 35), (70, 99), (0, 17), (40, 60)],
         ] {
             for page_size in [16, 1] {
-                let storage = Storage::Paged {
-                    page_size,
-                    layout: KvLayout::Nhd,
-                    form: TableForm::CsrKvLen { spare_pages: 0 },
-                    unused_pages: 3,
-                    shared_pages: 0,
-                };
                 let problem = Problem {
-                    storage,
+                    storage: pages(page_size),
                     kv_dtype: dtype,
                     form: CacheForm::TokenHeadScales,
                     ..problem(((8, 1), (64, 64), lens), Layer::plain())
