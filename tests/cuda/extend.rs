@@ -175,16 +175,6 @@ pub fn extend_long() {
     }
 }
 
-fn pages(page_size: u32) -> Storage {
-    Storage::Paged {
-        page_size,
-        layout: KvLayout::Nhd,
-        form: TableForm::CsrKvLen { spare_pages: 0 },
-        unused_pages: 3,
-        shared_pages: 0,
-    }
-}
-
 /// Rows in packed order whose windows hold none of their cached keys, which end within blocks of eight. With a bias
 /// the portable decode kernel has them.
 pub fn extend_packed_unseen() {
@@ -207,7 +197,7 @@ pub fn extend_packed_unseen() {
         for page_size in [8, 16, 24] {
             let lens = &[(2, 2), (1, 14), (4, 425), (1, 60), (3, 134)];
             let problem = Problem {
-                storage: pages(page_size),
+                storage: Storage::paged(page_size),
                 form: CacheForm::PackedKeys,
                 ..problem(((heads, heads), (dim, dim), lens), layer.clone())
             };
@@ -229,7 +219,7 @@ pub fn extend_few_cached_scales() {
         ] {
             for page_size in [16, 1] {
                 let problem = Problem {
-                    storage: pages(page_size),
+                    storage: Storage::paged(page_size),
                     kv_dtype: dtype,
                     form: CacheForm::TokenHeadScales,
                     ..problem(((8, 1), (64, 64), lens), Layer::plain())

@@ -321,10 +321,10 @@ pub fn small_pages() {
 
 const K_SCALES: usize = 0x5_0000_0000;
 const V_SCALES: usize = 0x6_0000_0000;
-const K_NEW: usize = 0x9_0000_0000;
-const V_NEW: usize = 0xa_0000_0000;
 const K_ZEROS: usize = 0x7_0000_0000;
 const V_ZEROS: usize = 0x8_0000_0000;
+const K_NEW: usize = 0x9_0000_0000;
+const V_NEW: usize = 0xa_0000_0000;
 
 /// The same prompts over another form, with the first of its elements.
 fn prompts_over(form: CacheForm, q_dtype: DType) -> AttentionDesc {

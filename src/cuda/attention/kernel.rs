@@ -42,7 +42,7 @@ pub struct Run<'a> {
     pub num_requests: u32,
     /// Query rows that the tensors have for the batch: those of requests that are not this run's too.
     pub num_tokens: u64,
-    /// Of each request. Others are elsewhere, and its first key may be within a block then.
+    /// Which keys of each request these are. The others are elsewhere, and the first of new ones may be within a block.
     pub keys: Keys,
     /// Address of the memory that kernels asked for ([`AttentionKernel::scratch_bytes`]).
     pub scratch: u64,

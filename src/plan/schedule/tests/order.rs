@@ -3,7 +3,11 @@
 use super::*;
 
 fn order(lens: &[(i32, i32)], kind: Kind) -> Vec<(u32, u32)> {
-    let work = cut_as(lens, &PLAIN, false, kind);
+    tiles_of(&cut_as(lens, &PLAIN, false, kind))
+}
+
+/// The requests of the items, and their first rows.
+fn tiles_of(work: &WorkList) -> Vec<(u32, u32)> {
     work.items.iter().map(|i| (i.request, i.q_start)).collect()
 }
 
@@ -48,16 +52,11 @@ const MANY_WORKERS: Tiling = Tiling {
     ..PLAIN
 };
 
-fn order_of(lens: &[(i32, i32)], tiling: &Tiling) -> Vec<(u32, u32)> {
-    let work = cut(lens, tiling, false);
-    work.items.iter().map(|i| (i.request, i.q_start)).collect()
-}
-
 #[test]
 fn few_tiles_of_prefill_go_by_length() {
     let lens = [(128, 640), (128, 640), (1, 700)];
     assert_eq!(
-        order_of(&lens, &MANY_WORKERS),
+        tiles_of(&cut(&lens, &MANY_WORKERS, false)),
         [(2, 0), (0, 64), (1, 64), (0, 0), (1, 0)]
     );
 }
@@ -67,7 +66,7 @@ fn few_tiles_of_prefill_go_by_length() {
 fn lengths_that_are_far_apart_are_few_rounds_longer() {
     let mut lens = vec![(128, 640); 32];
     let requests = |lens: &[(i32, i32)]| -> Vec<u32> {
-        let order = order_of(lens, &MANY_WORKERS);
+        let order = tiles_of(&cut(lens, &MANY_WORKERS, false));
         order.into_iter().take(4).map(|(b, _)| b).collect()
     };
     assert_eq!(requests(&lens), [0, 0, 1, 1]);
