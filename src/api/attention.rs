@@ -7,7 +7,7 @@ use super::{Context, appended, args, desc, rope_append};
 use crate::backend::{Append, Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::problem::{AttentionArgs, AttentionDesc, Batch, RopeAppendArgs, WorkList};
+use crate::problem::{AttentionArgs, AttentionDesc, RopeAppendArgs, WorkList};
 
 /// One attention problem on one context, with its current plan.
 ///
@@ -97,11 +97,7 @@ impl Attention {
         let work = &mut self.work;
         match &mut self.code {
             Code::One { kernel, planned } => {
-                let tiling = match &batch {
-                    Batch::Host(batch) => kernel.tiling_of(batch),
-                    Batch::Device(_) => kernel.tiling(),
-                };
-                let cut = Planned::cut(&batch, &self.desc, &tiling, work)?;
+                let cut = Planned::cut(&batch, &self.desc, kernel.as_ref(), work)?;
                 kernel.plan(&batch, work, workspace, stream)?;
                 *planned = Some(Planned {
                     window_left: input.window_left,

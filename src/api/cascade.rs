@@ -164,8 +164,8 @@ impl Cascade {
             Batch::Device(device) => device.batch_size as usize,
         };
         self.prefixes.take_over(prefixes, batch_size)?;
-        let tiling = self.flat.kernel.tiling();
-        let planned = Planned::cut(&batch, &self.flat_desc, &tiling, &mut self.work)?;
+        let flat = self.flat.kernel.as_ref();
+        let planned = Planned::cut(&batch, &self.flat_desc, flat, &mut self.work)?;
         self.flat.plan(&batch, &self.work, workspace, stream)?;
         // From here on only memory and the device can fail, and then there is no plan.
         self.planned = None;

@@ -1,9 +1,10 @@
 //! What of the current plan a run is checked against.
 
+use crate::backend::Attention as Kernel;
 use crate::error::{Error, Result};
 use crate::plan::schedule;
 use crate::problem::{
-    AttentionDesc, Batch, DeviceBatch, HostBatch, Pages, RequestStarts, Tiling, WorkList,
+    AttentionDesc, Batch, DeviceBatch, HostBatch, Pages, RequestStarts, WorkList,
 };
 
 /// What a run is checked against.
@@ -28,16 +29,16 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// Cuts a batch whose lengths are on the host; `work` stays empty for one that the device cuts.
+    /// Cuts a batch for a kernel where its lengths are on the host; `work` stays empty for one that the device cuts.
     pub fn cut(
         batch: &Batch<'_>,
         desc: &AttentionDesc,
-        tiling: &Tiling,
+        kernel: &dyn Kernel,
         work: &mut WorkList,
     ) -> Result<Planned> {
         match batch {
             Batch::Host(host) => {
-                schedule(host, desc, tiling, work)?;
+                schedule(host, desc, &kernel.tiling_of(host), work)?;
                 Ok(Planned::of(host, &work.starts))
             }
             Batch::Device(device) => {

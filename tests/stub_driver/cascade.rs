@@ -1,6 +1,6 @@
 //! Cascades on a device: which kernels a run launches, and on which of the two plans in the workspace.
 
-use folio::api::{BatchInput, Cascade, SharedPrefixes, Workspace};
+use folio::api::{Attention, BatchInput, Cascade, SharedPrefixes, Workspace, WorkspaceInfo};
 use folio::cuda::cascade_params::{NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS};
 use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanView};
 use folio::cuda::plan_params::PlanBatchParams;
@@ -75,6 +75,33 @@ fn with_window() -> AttentionArgs {
     }
 }
 
+/// Requests whose lengths are on the host.
+fn tokens_of(qo_indptr: &[i32], kv_lens: &[i32]) -> BatchInput {
+    let requests = kv_lens.len() as i64;
+    BatchInput {
+        qo_indptr: host_tensor(qo_indptr, &[requests + 1]),
+        kv_len: host_tensor(kv_lens, &[requests]),
+        block_table: Some(at(TABLE, DType::I32, &[requests, 600], None)),
+        ..BatchInput::default()
+    }
+}
+
+/// What `host` and the device have for a handle, and how many bytes.
+fn workspace(info: &WorkspaceInfo, host: &mut [u64]) -> (Workspace, (usize, usize)) {
+    let start = host.as_mut_ptr() as usize;
+    let workspace = Workspace {
+        device: WORKSPACE,
+        host: start.next_multiple_of(info.alignment),
+    };
+    (workspace, (info.device_bytes, info.host_bytes))
+}
+
+/// The part of `host` that a handle has.
+fn aligned<'a>(host: &'a [u64], info: &WorkspaceInfo) -> &'a [u64] {
+    let start = host.as_ptr() as usize;
+    &host[(start.next_multiple_of(info.alignment) - start) / 8..]
+}
+
 /// A handle with room for its plans.
 struct Handle {
     cascade: Cascade,
@@ -109,19 +136,13 @@ impl Handle {
 
     /// Requests of so many keys.
     fn plan_keys(&mut self, kv_len: i32, common_prefix_len: u32) {
-        let qo_indptr: Vec<i32> = (0..=REQUESTS as i32).collect();
-        let kv_lens = [kv_len; REQUESTS];
-        let batch = BatchInput {
-            qo_indptr: host_tensor(&qo_indptr, &[REQUESTS as i64 + 1]),
-            kv_len: host_tensor(&kv_lens, &[REQUESTS as i64]),
-            block_table: Some(at(TABLE, DType::I32, &[REQUESTS as i64, 600], None)),
-            ..BatchInput::default()
-        };
         let prefixes = SharedPrefixes {
             common_prefix_len,
             ..SharedPrefixes::default()
         };
-        self.plan_batch(&batch, &prefixes);
+        let qo_indptr: Vec<i32> = (0..=REQUESTS as i32).collect();
+        let kv_lens = [kv_len; REQUESTS];
+        self.plan_batch(&tokens_of(&qo_indptr, &kv_lens), &prefixes);
     }
 
     /// With lengths on the device.
@@ -153,12 +174,7 @@ impl Handle {
 
     fn plan_batch(&mut self, batch: &BatchInput, prefixes: &SharedPrefixes<'_>) {
         let info = self.cascade.workspace();
-        let start = self.host.as_mut_ptr() as usize;
-        let workspace = Workspace {
-            device: WORKSPACE,
-            host: start.next_multiple_of(info.alignment),
-        };
-        let bytes = (info.device_bytes, info.host_bytes);
+        let (workspace, bytes) = workspace(&info, &mut self.host);
         self.cascade
             .plan(batch, prefixes, &workspace, bytes, OURS)
             .unwrap();
@@ -287,6 +303,35 @@ pub fn what_does_not_pay_is_flat() {
     }
 }
 
+/// It is the plan of folio_prefill: one for few keys where the batch has few, not by the desc alone.
+pub fn a_flat_plan_is_that_of_prefill() {
+    let tokens = 64;
+    let desc = AttentionDesc {
+        max_qo_len: tokens,
+        max_num_tokens: tokens * REQUESTS as u32,
+        ..cascade_desc(false)
+    };
+    let qo_indptr: Vec<i32> = (0..=REQUESTS as i32).map(|b| b * tokens as i32).collect();
+    for kv_len in [200, 2000] {
+        let kv_lens = [kv_len; REQUESTS];
+        let batch = tokens_of(&qo_indptr, &kv_lens);
+        let mut cascade = Handle::of(desc);
+        cascade.plan_batch(&batch, &SharedPrefixes::default());
+        let prefill = AttentionDesc {
+            shared_levels: 0,
+            ..desc
+        };
+        let mut prefill = Attention::new(&context(), prefill).unwrap();
+        let (info, mut host) = (prefill.workspace(), vec![0u64; cascade.host.len()]);
+        let (at, bytes) = workspace(&info, &mut host);
+        prefill.plan(&batch, &at, bytes, OURS).unwrap();
+        // The flat plan has the first part of the workspace.
+        let words = info.host_bytes / 8;
+        let (alone, within) = (aligned(&host, &info), aligned(&cascade.host, &info));
+        assert!(alone[..words] == within[..words], "{kv_len}");
+    }
+}
+
 /// Captured runs have the kernels and the addresses of every plan.
 pub fn a_graph_has_one_kernel_for_all_plans() {
     let recorder = recorder();
@@ -307,15 +352,16 @@ pub fn a_graph_has_one_kernel_for_all_plans() {
     assert!(names(&handle.run(&recorder, &with_window())).contains(&"folio_sm90_decode_tma"));
 }
 
-/// Where no batch of a handle shares what pays, its captured runs have the kernel of flat plans.
+/// Where batches of a handle that share two thirds of its keys would not gain, its captured runs have the kernel of flat plans.
 pub fn a_graph_that_never_shares_is_flat() {
     let recorder = recorder();
     let long = AttentionDesc {
         max_kv_len: KEYS as u32,
         ..cascade_desc(true)
     };
+    // All of the keys would be worth sharing.
     let short = AttentionDesc {
-        max_kv_len: 256,
+        max_kv_len: 512,
         ..long
     };
     let invariant = AttentionDesc {

@@ -473,6 +473,11 @@ pub const CASES: &[Case<Setup>] = &[
         cascade::what_does_not_pay_is_flat,
     ),
     case(
+        "launch_cascade_flat_plan_of_prefill",
+        BACKEND,
+        cascade::a_flat_plan_is_that_of_prefill,
+    ),
+    case(
         "launch_cascade_in_a_graph",
         BACKEND,
         cascade::a_graph_has_one_kernel_for_all_plans,

@@ -250,7 +250,7 @@ impl Pass {
         stream: Stream,
     ) -> Result<Planned> {
         let batch = Batch::Host(*batch);
-        let planned = Planned::cut(&batch, &self.desc, &self.kernel.tiling(), work)?;
+        let planned = Planned::cut(&batch, &self.desc, self.kernel.as_ref(), work)?;
         self.kernel
             .plan(&batch, work, &workspace.part(self.at), stream)?;
         Ok(planned)
