@@ -1450,8 +1450,9 @@ void folio_prefill_destroy(folio_prefill *handle);
  * A plan shares what pays and leaves the rest to the requests. Runs with a window to the left, chunks, ALiBi or a custom
  * mask of all keys depend on positions, which rows of several requests do not have in common: they read the keys request
  * by request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
- * that share nothing are faster with folio_decode. But where max_batch_size requests that share max_kv_len keys would not pay,
- * no run shares, and runs are those of folio_decode: so make handles of graphs for no longer requests than they get. With
+ * that share nothing are faster with folio_decode. But where max_batch_size requests of max_kv_len keys that share two thirds of
+ * them would not pay, no run shares, and runs are those of folio_decode: so make handles of graphs for no longer requests than
+ * they get. With
  * FOLIO_PLAN_BATCH_INVARIANT nothing is shared, since what a request shares depends on the others. One handle serves every
  * batch within its desc, and one plan every layer of a step.
  */

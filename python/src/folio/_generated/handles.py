@@ -727,10 +727,11 @@ class Cascade(Handle):
     A plan shares what pays and leaves the rest to the requests. Runs with a window to the left, chunks, ALiBi or a
     custom mask of all keys depend on positions, which rows of several requests do not have in common: they read the
     keys request by request. With `PlanFlag.GRAPH`, runs without them always take the kernel for shared keys, also
-    where nothing pays: steps that share nothing are faster with `Decode`. But where max_batch_size requests that
-    share max_kv_len keys would not pay, no run shares, and runs are those of `Decode`: so make handles of graphs
-    for no longer requests than they get. With `PlanFlag.BATCH_INVARIANT` nothing is shared, since what a request
-    shares depends on the others. One handle serves every batch within its desc, and one plan every layer of a step.
+    where nothing pays: steps that share nothing are faster with `Decode`. But where max_batch_size requests of
+    max_kv_len keys that share two thirds of them would not pay, no run shares, and runs are those of `Decode`: so
+    make handles of graphs for no longer requests than they get. With `PlanFlag.BATCH_INVARIANT` nothing is shared,
+    since what a request shares depends on the others. One handle serves every batch within its desc, and one plan
+    every layer of a step.
 
     What a cascade handle is made from: any number of query rows per request, over a paged cache, where neighbouring
     requests may have their first pages in common. Types, heads and dimensions as in `Decode`.
