@@ -111,7 +111,15 @@ _LAST = {"llama-speculative": _drafts("llama", _SPECULATIVE)}
 #: either backend.
 _ROTATED: dict[str, Any] = dict(compilation_config=dict(mode=0, custom_ops=["none"]))
 
-CPU_CASES = _COMMON | {"deepseek-mixed": Case("deepseek", _FP32 | _ROTATED)} | _LAST
+CPU_CASES = (
+    _COMMON
+    | {
+        "deepseek-mixed": Case("deepseek", _FP32 | _ROTATED),
+        # vLLM's backend for CPUs with AMX has no pages of 16 tokens.
+        "deepseek-bfloat16-decodes": _decodes("deepseek", dtype="bfloat16", block_size=32, **_ROTATED),
+    }
+    | _LAST
+)
 
 #: Decodes are captured, in batches that are padded to the sizes of graphs.
 _GRAPHS: dict[str, Any] = dict(enforce_eager=False, compilation_config=dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY"))

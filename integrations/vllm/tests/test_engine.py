@@ -15,8 +15,14 @@ from vllm.platforms import current_platform
 
 HERE = Path(__file__).parent
 CASES = here()
-#: How vLLM's errors begin where it has no backend for a case: fp8 caches without AVX-512, and fp8_e5m2 on CUDA.
-NOT_OFFERED = ("NotImplementedError", "ValueError: No valid attention backend", "AssertionError")
+#: How vLLM's errors begin where it has no backend for a case: fp8 caches without AVX-512, fp8_e5m2 on CUDA, and MLA in
+#: float32 on a CPU with AMX.
+NOT_OFFERED = (
+    "NotImplementedError",
+    "ValueError: No valid attention backend",
+    "AssertionError",
+    "RuntimeError: expect weight to be bfloat16",
+)
 
 on_cuda = pytest.mark.skipif(not current_platform.is_cuda(), reason="vLLM has this on CUDA")
 
