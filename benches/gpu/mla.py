@@ -33,12 +33,27 @@ class Row:
     q: int = 1
     page: int = 64
     cache: str = "bf16"
+    tokens: list = None  # of each request; `q` is the most. All have `q` where it is not given.
+
+    def __post_init__(self):
+        self.tokens = self.tokens or [self.q] * len(self.lens)
+        self.q = max(self.tokens)
+
+    @property
+    def is_uniform(self):
+        return min(self.tokens) == self.q
+
+    @property
+    def pairs(self):
+        """Of new tokens and keys, without masks."""
+        return sum(tokens * keys for tokens, keys in zip(self.tokens, self.lens))
 
     @property
     def name(self):
         same = len(set(self.lens)) == 1
         kv = self.lens[0] if same else f"{min(self.lens)}..{max(self.lens)}"
-        more = (f" qlen={self.q}" if self.q > 1 else "") + (f" page={self.page}" if self.page != 64 else "")
+        qlen = f"{self.q}" if self.is_uniform else f"{min(self.tokens)}..{self.q} of {sum(self.tokens)}"
+        more = (f" qlen={qlen}" if self.q > 1 else "") + (f" page={self.page}" if self.page != 64 else "")
         return f"bs={len(self.lens)} kv={kv} heads={self.heads}{more} {self.cache}"
 
 
@@ -86,7 +101,8 @@ class Workload:
         self.block_table = torch.zeros(len(pages), max(pages), device="cuda", dtype=torch.int32)
         for b, table in enumerate(self.tables):
             self.block_table[b, : len(table)] = table
-        tokens = row.q * len(row.lens)
+        tokens = sum(row.tokens)
+        self.rows = torch.tensor([0, *row.tokens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         self.q = torch.randn(tokens, row.heads, RANK + ROPE, device="cuda", dtype=torch.bfloat16)
         self.o = torch.empty(tokens, row.heads, RANK, device="cuda", dtype=torch.bfloat16)
         self.kv_len = torch.tensor(row.lens, dtype=torch.int32)
@@ -98,8 +114,8 @@ class Workload:
         worst = 0.0
         for b in {0, len(self.row.lens) // 2, len(self.row.lens) - 1}:
             keys = self.keys(b)
-            for i in {0, self.row.q - 1}:
-                token, end = b * self.row.q + i, self.row.lens[b] - self.row.q + 1 + i
+            for i in {0, self.row.tokens[b] - 1}:
+                token, end = int(self.rows[b]) + i, self.row.lens[b] - self.row.tokens[b] + 1 + i
                 got = out.view(-1, self.row.heads, RANK)[token]
                 worst = max(worst, self.error_of_token(self.q[token], keys[:end], got))
         return worst
@@ -140,7 +156,8 @@ def folio_handle(context, w, max_qo_len):
 
 def folio_mla(context, w):
     row, handle = w.row, folio_handle(context, w, w.row.q)
-    batch = dict(qo_len=row.q, kv_len=w.kv_len, block_table=w.block_table)
+    rows = dict(qo_len=row.q) if row.is_uniform else dict(qo_indptr=w.rows)
+    batch = dict(kv_len=w.kv_len, block_table=w.block_table, **rows)
     handle.plan(**batch)
     run = handle.run(q_latent=w.q[..., :RANK], q_rope=w.q[..., RANK:], kv=w.kv, o=w.o, sm_scale=w.sm_scale,
                      mask_mode=folio.MASK_CAUSAL)
@@ -160,7 +177,7 @@ FLASHMLA = load_flashmla()
 
 def flashmla(w):
     """Pages of 64; the scheduler's metadata are made by the first call."""
-    if FLASHMLA is None or w.row.cache != "bf16" or w.row.page != 64:
+    if FLASHMLA is None or w.row.cache != "bf16" or w.row.page != 64 or not w.row.is_uniform:
         return None
     q, kv = w.q.view(len(w.row.lens), w.row.q, w.row.heads, RANK + ROPE), w.kv.unsqueeze(2)
 
@@ -178,7 +195,7 @@ def fa3(w):
     kv = w.kv.unsqueeze(2)
     q, q_v = w.q[..., RANK:], w.q[..., :RANK]
     k, v = kv[..., RANK:], kv[..., :RANK]
-    cu = torch.arange(len(w.row.lens) + 1, device="cuda", dtype=torch.int32) * w.row.q
+    cu = w.rows.cuda()
     longest = max(w.row.lens)
     return lambda: peers.FA3(q, k, v, None, None, q_v, None, cu, None, None, None, w.kv_len_device, w.row.q, longest,
                              w.block_table, None, None, None, None, None, None, None, None, w.sm_scale, True, -1, -1,
@@ -191,9 +208,8 @@ def flashinfer(w):
         return None
     row = w.row
     pages = torch.tensor([0] + [len(table) for table in w.tables], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    rows = torch.arange(len(row.lens) + 1, dtype=torch.int32) * row.q
     wrapper = peers.FLASHINFER.mla.BatchMLAPagedAttentionWrapper(peers.flashinfer_space(), backend="fa3")
-    wrapper.plan(rows.cuda(), pages.cuda(), torch.cat(w.tables), w.kv_len_device, row.heads, RANK, ROPE, row.page, True,
+    wrapper.plan(w.rows.cuda(), pages.cuda(), torch.cat(w.tables), w.kv_len_device, row.heads, RANK, ROPE, row.page, True,
                  w.sm_scale, torch.bfloat16, w.kv_dtype)
     out = torch.empty_like(w.o)
     tensors = w.q[..., :RANK], w.q[..., RANK:], w.kv[..., :RANK], w.kv[..., RANK:]
@@ -215,7 +231,7 @@ def measure(context, row):
         raise RuntimeError(f"{row.name}: error {wrong} against float64 (kernel {handle.kernel})")
     keys = sum(row.lens)
     result = {"kind": "mla", "name": row.name, "kernel": handle.kernel, "error": wrong,
-              "kv_bytes": keys * RECORD_BYTES[row.cache], "flops": 2 * row.heads * row.q * keys * (2 * RANK + ROPE),
+              "kv_bytes": keys * RECORD_BYTES[row.cache], "flops": 2 * row.heads * row.pairs * (2 * RANK + ROPE),
               "plan_us": host_microseconds(lambda: handle.plan(**batch), 50),
               "run_host_us": host_microseconds(run, 50), "us": {"folio": captured(run)[0]}}
     for name, peer in PEERS.items():
