@@ -53,16 +53,26 @@ def captured(function):
         function()
     torch.cuda.synchronize()
     time.sleep(REST_SECONDS)
+    times = times_of(graph.replay)
+    return statistics.median(times), min(times)
+
+
+def launched(function):
+    """Microseconds of a call outside of graphs with a cold L2: the median. It is launched while the L2 is written."""
+    return statistics.median(times_of(function))
+
+
+def times_of(function):
     times = []
     for _ in range(REPLAYS):
         flush()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        graph.replay()
+        function()
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times), min(times)
+    return times
 
 
 def limits():

@@ -12,7 +12,7 @@ import torch
 
 import folio
 import peers
-from bench import captured, limits
+from bench import captured, launched, limits
 
 L, P, R, V, PAGE = 512, 128, 64, 128, 64
 TOLERANCE = 4e-3
@@ -83,9 +83,9 @@ class Context:
         at = torch.arange(tokens, device="cuda")
         return pages[at // PAGE].long() * PAGE + at % PAGE
 
-    def folio(self, context):
+    def folio(self, context, flags):
         handle = folio.Attention(
-            context, "mla_context", flags=folio.PLAN_GRAPH, dtype=folio.dtype(torch.bfloat16), num_heads=self.heads,
+            context, "mla_context", flags=flags, dtype=folio.dtype(torch.bfloat16), num_heads=self.heads,
             kv_lora_rank=L, qk_nope_head_dim=P, qk_rope_head_dim=R, v_head_dim=V, page_size=PAGE,
             max_batch_size=len(self.q_lens), max_num_tokens=sum(self.q_lens), max_qo_len=max(self.q_lens),
             max_kv_len=max(self.kv_lens), max_chunk_tokens=CHUNK_TOKENS)
@@ -138,16 +138,18 @@ class Context:
         return max(relative(o[t, h], self.reference(t, h)) for t, h in places)
 
 
-def chunked(context, name, requests, heads):
+def chunked(context, name, requests, heads, eager=False):
+    """`eager`: Folio's run is launched, by a handle that is not for graphs. The chain is captured always."""
     case = Context(requests, heads)
-    handle, o, run = case.folio(context)
+    handle, o, run = case.folio(context, 0 if eager else folio.PLAN_GRAPH)
     run()
     torch.cuda.synchronize()
     wrong = case.error(o)
     # Up-projected keys and values are rounded to bf16 before they are multiplied, by both.
     if not wrong < 3 * TOLERANCE:
         raise RuntimeError(f"chunked context: error {wrong} against float64")
-    result = {"kind": "mla_context", "name": f"{name} heads={heads}", "error": wrong, "us": {"folio": captured(run)[0]}}
+    result = {"kind": "mla_context", "name": f"{name} heads={heads}", "error": wrong,
+              "us": {"folio": launched(run) if eager else captured(run)[0]}}
     if peers.FA3 is not None:
         o, run = case.chain(context)
         run()

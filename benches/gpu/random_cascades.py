@@ -14,7 +14,6 @@ import json
 import math
 import pathlib
 import random
-import statistics
 
 import torch
 
@@ -99,20 +98,7 @@ class Workload:
         wrong = self.error()
         if not wrong < TOLERANCE:
             raise RuntimeError(f"{self.row}: error {wrong} against float64")
-        return launched(run) if eager else bench.captured(run)[0]
-
-
-def launched(run):
-    times = []
-    for _ in range(bench.REPLAYS):
-        bench.flush()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+        return bench.launched(run) if eager else bench.captured(run)[0]
 
 
 def desc(w, options):

@@ -1,9 +1,10 @@
 """Random batches of MLA prompts with cached context, beside the chain of vLLM's MLA backends: the rows of mla_prefill.py are
 samples of this space.
 
-    random_mla_context.py OUT.jsonl [--seed N] [--seconds S]
+    random_mla_context.py OUT.jsonl [--seed N] [--seconds S] [--eager]
 
-draws heads, requests, new tokens and contexts, equal and not. Every answer is compared with float64. What is the slowest beside
+draws heads, requests, new tokens and contexts, equal and not. A handle for graphs has as many chunks as any batch within its
+maxima, so unequal contexts have empty ones there; --eager measures handles that are not for graphs. Every answer is compared with float64. What is the slowest beside
 the chain is printed last. Without FOLIO_FA3 there is no chain, and a row's expectation is the time of its FLOPs at the rate of the
 same run, and OVERHEAD_US.
 """
@@ -59,8 +60,8 @@ def fits(row):
     return max(kv - q for q, kv in row.requests) > 0 and sum(q for q, _ in row.requests) <= MOST_NEW
 
 
-def measure(context, row, limits):
-    result = mla_prefill.chunked(context, row.name, row.requests, row.heads)
+def measure(context, row, limits, eager):
+    result = mla_prefill.chunked(context, row.name, row.requests, row.heads, eager)
     us = result["us"]
     expected = us.get("chain", cost(row)[1] / limits["bf16_flops"] * 1e6 + OVERHEAD_US)
     return result | {"kind": "random_mla_context", "requests": row.requests, "heads": row.heads, "expected_us": expected,
@@ -72,11 +73,12 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--eager", action="store_true")
     options = parser.parse_args()
     bench.REST_SECONDS = 0.02
     context, limits = folio.Context(), bench.limits()
     drawn = filter(fits, rows(options.seed, draw, cost, mla_prefill.CHUNK_TOKENS, MOST_FLOPS))
-    results, failures = measured(drawn, options.seconds, lambda row: measure(context, row, limits))
+    results, failures = measured(drawn, options.seconds, lambda row: measure(context, row, limits, options.eager))
     options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
     for result in sorted(results, key=lambda result: result["ratio"]):
         print(f"{result['ratio']:5.2f}  {result['us']['folio']:.1f} of {result['expected_us']:.1f}  {result['name']}")

@@ -660,7 +660,7 @@ pub fn cascades_of_every_form(
         (CacheForm::PackedKeys, DType::F8E4M3),
     ] {
         let lens: Vec<(u32, u32)> = (0..4).map(|b| (1 + b % 2, 1210 + 20 * b)).collect();
-        let problem = Problem::plain(&lens).of(DType::BF16).heads(4, 2, 32);
+        let problem = Problem::plain(&lens).of(DType::BF16).heads(4, 2, 64);
         let mut problem = problem.stored(form, kv_dtype);
         problem.storage = Storage::Paged {
             page_size: 16,
