@@ -303,6 +303,21 @@ pub fn what_does_not_pay_is_flat() {
     }
 }
 
+/// An item for the few keys of each request takes longer than these keys do.
+pub fn own_keys_of_many_requests_cost_their_items() {
+    let mut handle = Handle::of(AttentionDesc {
+        num_qo_heads: 40,
+        head_dim_qk: 64,
+        head_dim_vo: 64,
+        ..cascade_desc(false)
+    });
+    // On an H200, 33 µs shared and 27 flat.
+    handle.plan_keys(816 + 144, 816);
+    assert_eq!(handle.cascade.shares(), Ok(false));
+    handle.plan_keys(2048 + 144, 2048);
+    assert_eq!(handle.cascade.shares(), Ok(true));
+}
+
 /// It is the plan of folio_prefill: one for few keys where the batch has few, not by the desc alone.
 pub fn a_flat_plan_is_that_of_prefill() {
     let tokens = 64;

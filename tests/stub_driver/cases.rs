@@ -473,6 +473,11 @@ pub const CASES: &[Case<Setup>] = &[
         cascade::what_does_not_pay_is_flat,
     ),
     case(
+        "launch_cascade_own_items",
+        BACKEND,
+        cascade::own_keys_of_many_requests_cost_their_items,
+    ),
+    case(
         "launch_cascade_flat_plan_of_prefill",
         BACKEND,
         cascade::a_flat_plan_is_that_of_prefill,
