@@ -60,8 +60,8 @@ def measure(context, row, limits):
     moved, flops = cost(row)
     expected = max(moved / limits["read_bytes_per_s"], flops / limits["bf16_flops"]) * 1e6 + OVERHEAD_US
     us = bench.captured(run)[0]
-    result = {"kind": "random_mla", "name": row.name, "requests": list(zip(row.tokens, row.lens)), "heads": row.heads, "kernel": handle.kernel, "error": wrong, "us": {"folio": us},
-              "expected_us": expected, "ratio": us / expected}
+    result = {"kind": "random_mla", "name": row.name, "requests": list(zip(row.tokens, row.lens)), "heads": row.heads,
+              "kernel": handle.kernel, "error": wrong, "us": {"folio": us}, "expected_us": expected, "ratio": us / expected}
     handle.close()
     return result
 

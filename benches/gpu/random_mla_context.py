@@ -3,10 +3,10 @@ samples of this space.
 
     random_mla_context.py OUT.jsonl [--seed N] [--seconds S] [--eager]
 
-draws heads, requests, new tokens and contexts, equal and not. A handle for graphs has as many chunks as any batch within its
-maxima, so unequal contexts have empty ones there; --eager measures handles that are not for graphs. Every answer is compared with float64. What is the slowest beside
+draws heads, requests, new tokens and contexts, equal and not. Every answer is compared with float64. What is the slowest beside
 the chain is printed last. Without FOLIO_FA3 there is no chain, and a row's expectation is the time of its FLOPs at the rate of the
-same run, and OVERHEAD_US.
+same run, and OVERHEAD_US. --eager: handles that are not for graphs. One for graphs has as many chunks as any batch within its
+maxima, so unequal contexts have empty ones there.
 """
 
 import argparse
