@@ -148,7 +148,7 @@ def chunked(context, name, requests, heads, eager=False):
     # Up-projected keys and values are rounded to bf16 before they are multiplied, by both.
     if not wrong < 3 * TOLERANCE:
         raise RuntimeError(f"chunked context: error {wrong} against float64")
-    result = {"kind": "mla_context", "name": f"{name} heads={heads}", "error": wrong,
+    result = {"kind": "mla_context", "name": f"{name} heads={heads}", "kernel": handle.kernel, "error": wrong,
               "us": {"folio": launched(run) if eager else captured(run)[0]}}
     if peers.FA3 is not None:
         o, run = case.chain(context)

@@ -8,15 +8,10 @@ compared with float64. A row's expectation is the time of its bytes or of its FL
 longer, and OVERHEAD_US. What took the longest for its expectation is printed last.
 """
 
-import argparse
-import json
-import pathlib
-import sys
-
 import bench
 import folio
 import mla
-from random_shapes import log_uniform, measured, rows
+from random_shapes import argument_parser, finish, log_uniform, measured, rows
 
 HEADS = [1, 4, 8, 12, 16, 16, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 128]
 TOKENS = [1, 1, 1, 1, 2, 3, 4, 6]
@@ -67,20 +62,11 @@ def measure(context, row, limits):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60)
-    options = parser.parse_args()
+    options = argument_parser(__doc__, seconds=60).parse_args()
     bench.REST_SECONDS = 0.02
     context, limits = folio.Context(), bench.limits()
     drawn = rows(options.seed, draw, cost, MOST_BYTES, MOST_FLOPS)
-    results, failures = measured(drawn, options.seconds, lambda row: measure(context, row, limits))
-    options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
-    for result in sorted(results, key=lambda result: result["ratio"]):
-        print(f"{result['ratio']:5.2f}  {result['us']['folio']:.1f} of {result['expected_us']:.1f}  {result['name']}  {result['kernel']}")
-    print(f"{len(results)} rows, {failures} failures")
-    sys.exit(1 if failures else 0)
+    finish(options, limits, *measured(drawn, options.seconds, lambda row: measure(context, row, limits)))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,12 @@ same run, and OVERHEAD_US. --eager: handles that are not for graphs. One for gra
 maxima, so unequal contexts have empty ones there.
 """
 
-import argparse
 import dataclasses
-import json
-import pathlib
-import sys
 
 import bench
 import folio
 import mla_prefill
-from random_shapes import log_uniform, measured, rows
+from random_shapes import argument_parser, finish, log_uniform, measured, rows
 
 HEADS = [16, 16, 32, 64, 128]
 MOST_NEW, MOST_FLOPS = 8192, 4e12
@@ -69,21 +65,13 @@ def measure(context, row, limits, eager):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser = argument_parser(__doc__, seconds=60)
     parser.add_argument("--eager", action="store_true")
     options = parser.parse_args()
     bench.REST_SECONDS = 0.02
     context, limits = folio.Context(), bench.limits()
     drawn = filter(fits, rows(options.seed, draw, cost, mla_prefill.CHUNK_TOKENS, MOST_FLOPS))
-    results, failures = measured(drawn, options.seconds, lambda row: measure(context, row, limits, options.eager))
-    options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
-    for result in sorted(results, key=lambda result: result["ratio"]):
-        print(f"{result['ratio']:5.2f}  {result['us']['folio']:.1f} of {result['expected_us']:.1f}  {result['name']}")
-    print(f"{len(results)} rows, {failures} failures")
-    sys.exit(1 if failures else 0)
+    finish(options, limits, *measured(drawn, options.seconds, lambda row: measure(context, row, limits, options.eager)))
 
 
 if __name__ == "__main__":

@@ -141,11 +141,25 @@ def line(result):
     return f"{result['ratio']:5.2f}  {own} of {result['expected_us']:.1f} {' '.join(others)}  {result['kind']} {result['name']}  {result['kernel']}{behind}"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def argument_parser(description, seconds):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=seconds)
+    return parser
+
+
+def finish(options, limits, results, failures):
+    """Writes what was measured, prints it by ratio, and exits: with 1 where something failed."""
+    options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
+    for result in sorted(results, key=lambda result: result["ratio"]):
+        print(line(result))
+    print(f"{len(results)} rows, {failures} failures")
+    sys.exit(1 if failures else 0)
+
+
+def main():
+    parser = argument_parser(__doc__, seconds=120)
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--device-lengths", action="store_true")
     options = parser.parse_args()
@@ -155,12 +169,7 @@ def main():
         peers.PEERS.clear()
     context, limits = folio.Context(), bench.limits()
     print(json.dumps(limits), torch.cuda.get_device_name(), "peers:", ", ".join(peers.PEERS), flush=True)
-    results, failures = measured(rows(options.seed), options.seconds, lambda row: measure(context, row, limits))
-    options.out.write_text("".join(json.dumps(entry) + "\n" for entry in [{"kind": "limits", **limits}, *results]))
-    for result in sorted(results, key=lambda result: result["ratio"]):
-        print(line(result))
-    print(f"{len(results)} rows, {failures} failures")
-    sys.exit(1 if failures else 0)
+    finish(options, limits, *measured(rows(options.seed), options.seconds, lambda row: measure(context, row, limits)))
 
 
 if __name__ == "__main__":
