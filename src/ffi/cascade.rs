@@ -218,9 +218,8 @@ unsafe impl Input for folio_find_shared_prefixes_args {
 /// by request. With FOLIO_PLAN_GRAPH, runs without them always take the kernel for shared keys, also where nothing pays: steps
 /// that share nothing are faster with folio_decode. But where max_batch_size requests of max_kv_len keys that share two thirds of
 /// them would not pay, no run shares, and runs are those of folio_decode: so make handles of graphs for no longer requests than
-/// they get. With
-/// FOLIO_PLAN_BATCH_INVARIANT nothing is shared, since what a request shares depends on the others. One handle serves every
-/// batch within its desc, and one plan every layer of a step.
+/// they get. With FOLIO_PLAN_BATCH_INVARIANT nothing is shared, since what a request shares depends on the others. One handle
+/// serves every batch within its desc, and one plan every layer of a step.
 pub struct folio_cascade {
     _opaque: [u8; 0],
 }
