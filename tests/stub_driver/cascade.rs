@@ -1,6 +1,6 @@
 //! Cascades on a device: which kernels a run launches, and on which of the two plans in the workspace.
 
-use folio::api::{Attention, BatchInput, Cascade, SharedPrefixes, Workspace, WorkspaceInfo};
+use folio::api::{BatchInput, Cascade, SharedPrefixes};
 use folio::cuda::cascade_params::{NO_SEGMENT, PlanCascadeParams, SHARED_SEGMENTS};
 use folio::cuda::params::{CombineParams, DecodeParams, GenericParams, PlanView};
 use folio::cuda::plan_params::PlanBatchParams;
@@ -10,7 +10,7 @@ use folio::problem::{
     AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask, MaskColumns, ScoreBias, Window,
 };
 
-use crate::fixture::{OURS, WORKSPACE, at, context, desc, host_tensor};
+use crate::fixture::{self, OURS, Room, WORKSPACE, at, context, desc, host_tensor};
 use crate::stub::{Launched, Recorder};
 
 const TABLE: usize = 0xa_0000_0000;
@@ -86,26 +86,10 @@ fn tokens_of(qo_indptr: &[i32], kv_lens: &[i32]) -> BatchInput {
     }
 }
 
-/// What `host` and the device have for a handle, and how many bytes.
-fn workspace(info: &WorkspaceInfo, host: &mut [u64]) -> (Workspace, (usize, usize)) {
-    let start = host.as_mut_ptr() as usize;
-    let workspace = Workspace {
-        device: WORKSPACE,
-        host: start.next_multiple_of(info.alignment),
-    };
-    (workspace, (info.device_bytes, info.host_bytes))
-}
-
-/// The part of `host` that a handle has.
-fn aligned<'a>(host: &'a [u64], info: &WorkspaceInfo) -> &'a [u64] {
-    let start = host.as_ptr() as usize;
-    &host[(start.next_multiple_of(info.alignment) - start) / 8..]
-}
-
 /// A handle with room for its plans.
 struct Handle {
     cascade: Cascade,
-    host: Vec<u64>,
+    room: Room,
 }
 
 impl Handle {
@@ -122,11 +106,8 @@ impl Handle {
 
     fn of(desc: AttentionDesc) -> Handle {
         let cascade = Cascade::new(&context(), desc).unwrap();
-        let words = cascade.workspace().host_bytes / 8 + 1024;
-        Handle {
-            cascade,
-            host: vec![0; words],
-        }
+        let room = Room::new(cascade.workspace());
+        Handle { cascade, room }
     }
 
     /// With lengths on the host.
@@ -173,8 +154,7 @@ impl Handle {
     }
 
     fn plan_batch(&mut self, batch: &BatchInput, prefixes: &SharedPrefixes<'_>) {
-        let info = self.cascade.workspace();
-        let (workspace, bytes) = workspace(&info, &mut self.host);
+        let (workspace, bytes) = self.room.workspace();
         self.cascade
             .plan(batch, prefixes, &workspace, bytes, OURS)
             .unwrap();
@@ -336,14 +316,11 @@ pub fn a_flat_plan_is_that_of_prefill() {
             shared_levels: 0,
             ..desc
         };
-        let mut prefill = Attention::new(&context(), prefill).unwrap();
-        let (info, mut host) = (prefill.workspace(), vec![0u64; cascade.host.len()]);
-        let (at, bytes) = workspace(&info, &mut host);
-        prefill.plan(&batch, &at, bytes, OURS).unwrap();
+        let mut prefill = fixture::Handle::of(&context(), prefill).unwrap();
+        prefill.plan(&batch, OURS).unwrap();
         // The flat plan has the first part of the workspace.
-        let words = info.host_bytes / 8;
-        let (alone, within) = (aligned(&host, &info), aligned(&cascade.host, &info));
-        assert!(alone[..words] == within[..words], "{kv_len}");
+        let alone = prefill.room.host();
+        assert!(alone == &cascade.room.host()[..alone.len()], "{kv_len}");
     }
 }
 

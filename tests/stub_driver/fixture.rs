@@ -1,7 +1,7 @@
 //! What the cases of the backend share: a context on the stub's device, tensors in memory that nobody
 //! looks into, and attention handles with a workspace.
 
-use folio::api::{Attention, BatchInput, Context, Target, Workspace};
+use folio::api::{Attention, BatchInput, Context, Target, Workspace, WorkspaceInfo};
 use folio::backend::Stream;
 use folio::cuda::params::Divisor;
 use folio::dtype::DType;
@@ -76,10 +76,46 @@ pub fn at(address: usize, dtype: DType, shape: &[i64], strides: Option<&[i64]>) 
     tensor.unwrap()
 }
 
+/// Host memory for a handle's workspace, whose device part nobody looks into.
+pub struct Room {
+    info: WorkspaceInfo,
+    host: Vec<u64>,
+}
+
+impl Room {
+    pub fn new(info: WorkspaceInfo) -> Room {
+        Room {
+            info,
+            host: vec![0; info.host_bytes / 8 + 1024],
+        }
+    }
+
+    /// The workspace, and the bytes of its parts on the device and the host.
+    pub fn workspace(&mut self) -> (Workspace, (usize, usize)) {
+        let first = self.first();
+        let workspace = Workspace {
+            device: WORKSPACE,
+            host: self.host[first..].as_mut_ptr() as usize,
+        };
+        (workspace, (self.info.device_bytes, self.info.host_bytes))
+    }
+
+    /// What the host part holds.
+    pub fn host(&self) -> &[u64] {
+        &self.host[self.first()..][..self.info.host_bytes / 8]
+    }
+
+    /// Where the host part starts.
+    fn first(&self) -> usize {
+        let start = self.host.as_ptr() as usize;
+        (start.next_multiple_of(self.info.alignment) - start) / 8
+    }
+}
+
 /// A handle with room for its plans.
 pub struct Handle {
     pub attention: Attention,
-    host: Vec<u64>,
+    pub room: Room,
 }
 
 impl Handle {
@@ -90,26 +126,15 @@ impl Handle {
 
     pub fn of(context: &Context, desc: AttentionDesc) -> Result<Handle> {
         let attention = Attention::new(context, desc)?;
-        let words = attention.workspace().host_bytes / 8 + 1024;
         Ok(Handle {
+            room: Room::new(attention.workspace()),
             attention,
-            host: vec![0; words],
         })
     }
 
     pub fn plan(&mut self, batch: &BatchInput, stream: Stream) -> Result<()> {
-        let info = self.attention.workspace();
-        let start = self.host.as_mut_ptr() as usize;
-        let workspace = Workspace {
-            device: WORKSPACE,
-            host: start.next_multiple_of(info.alignment),
-        };
-        self.attention.plan(
-            batch,
-            &workspace,
-            (info.device_bytes, info.host_bytes),
-            stream,
-        )
+        let (workspace, bytes) = self.room.workspace();
+        self.attention.plan(batch, &workspace, bytes, stream)
     }
 
     /// Plans two requests of `kv_len` keys each from host lengths.

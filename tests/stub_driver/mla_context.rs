@@ -1,7 +1,7 @@
 //! MLA over a cached context on a device: which kernels a run launches, in which order, and on which of the caller's and
 //! the workspace's tensors.
 
-use folio::api::{BatchInput, MlaContext, Workspace};
+use folio::api::{BatchInput, MlaContext};
 use folio::cuda::merge_params::MergeGeneralParams;
 use folio::cuda::mla_cache_params::MlaGatherParams;
 use folio::cuda::params::{CombineParams, MergeStatesParams};
@@ -15,7 +15,7 @@ use folio::problem::{
     LatentCache, LogBase, MlaContextArgs, MlaContextDesc, Unpacking, UpProjection,
 };
 
-use crate::fixture::{CAPTURED, OURS, WORKSPACE, at, context, host_tensor};
+use crate::fixture::{CAPTURED, OURS, Room, WORKSPACE, at, context, host_tensor};
 use crate::stub::{Launched, Recorder};
 
 const Q: usize = 0x1_0000_0000;
@@ -82,27 +82,18 @@ fn args() -> MlaContextArgs {
 /// A handle with room for its plans.
 struct Handle {
     context: MlaContext,
-    host: Vec<u64>,
+    room: Room,
 }
 
 impl Handle {
     fn new(graph: bool) -> Handle {
         let context = MlaContext::new(&context(), desc(graph)).unwrap();
-        let words = context.workspace().host_bytes / 8 + 1024;
-        Handle {
-            context,
-            host: vec![0; words],
-        }
+        let room = Room::new(context.workspace());
+        Handle { context, room }
     }
 
     /// 500 new tokens behind `contexts[0]`, and 100 behind the other one.
     fn plan(&mut self, contexts: [i32; 2]) {
-        let info = self.context.workspace();
-        let start = self.host.as_mut_ptr() as usize;
-        let workspace = Workspace {
-            device: WORKSPACE,
-            host: start.next_multiple_of(info.alignment),
-        };
         let lengths = [contexts[0] + 500, contexts[1] + 100];
         let batch = BatchInput {
             qo_indptr: host_tensor(&[0, 500, 600], &[3]),
@@ -110,7 +101,7 @@ impl Handle {
             block_table: Some(at(TABLE, DType::I32, &[2, 32], None)),
             ..BatchInput::default()
         };
-        let bytes = (info.device_bytes, info.host_bytes);
+        let (workspace, bytes) = self.room.workspace();
         self.context.plan(&batch, &workspace, bytes, OURS).unwrap();
     }
 
