@@ -1,7 +1,7 @@
 //! Mirror of the struct in `kernels/params/prefill.h`, field by field; its size is asserted on both sides. What the
 //! fields mean is written there.
 
-use super::params::{AttentionParams, Divisor, SumParams};
+use super::params::{AttentionParams, Divisor};
 
 /// `FolioPacking`.
 #[repr(C)]
@@ -55,11 +55,10 @@ pub struct PrefillParams {
     pub row_alignment: u32,
     pub page_size: Divisor,
     pub reserved: u32,
-    pub sum: SumParams,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/prefill.h`.
-const _: () = assert!(size_of::<PrefillParams>() == 424);
+const _: () = assert!(size_of::<PrefillParams>() == 408);
 
 #[cfg(test)]
 mod tests {
