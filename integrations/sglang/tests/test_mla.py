@@ -110,12 +110,51 @@ def test_chains_of_drafts_are_verified(page_size, masked):
     check(engine, layer, q, o, (4, 4, 4), [n + 4 for n in seq_lens])
 
 
-def test_trees_of_drafts_are_refused():
+@PAGE_SIZES
+@pytest.mark.parametrize("drafts_alone", [True, False])
+@pytest.mark.parametrize("graph", [True, False])
+def test_trees_of_drafts_are_verified(page_size, drafts_alone, graph):
+    """Masks have columns of all keys, or, as SGLang's CPU engine makes them, of the drafts alone."""
+    engine = MlaEngine(page_size, drafts=4)
+    backend, layer = FolioMLAAttnBackend(engine.runner), engine.layer()
+    backend.init_cuda_graph_state(4, 16)
+    branches = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
+    trees = [torch.tensor(branches).bool(), torch.ones(4, 4).tril().bool(), torch.eye(4).bool()]
+    for row in ROWS:
+        engine.fill(row, engine.longest)
+    for seq_lens in ((1, 16, 50), (2, 3, 90)):
+        # What the mask says of the prefix does not count.
+        prefixes = [torch.rand(4, 0 if drafts_alone else n) > 0.5 for n in seq_lens]
+        mask = torch.cat([torch.cat(parts, dim=1).flatten() for parts in zip(prefixes, trees)])
+        spec = SimpleNamespace(custom_mask=mask, topk=2, num_tokens_per_req=4)
+        batch = step(Mode.TARGET_VERIFY, engine, ROWS, seq_lens, [(n, 4) for n in seq_lens], spec)
+        if graph:
+            backend.init_forward_metadata_out_graph(batch)
+        else:
+            backend.init_forward_metadata(batch)
+        q, k, v = engine.new(12)
+        o = backend.forward_extend(q, k, v, layer, batch)
+        rows = q.split(1)
+        parts = []
+        for index, (row, keys, tree) in enumerate(zip(ROWS, seq_lens, trees)):
+            table = engine.req_to_token[row]
+            for draft, seen in enumerate(tree):
+                slots = torch.cat([table[:keys], table[keys : keys + 4][seen]])
+                parts.append(absorbed(engine, layer, rows[4 * index + draft], slots))
+        close(o, torch.cat(parts))
+
+
+def test_masks_of_captures_may_be_of_any_length():
     engine = MlaEngine(drafts=4)
+    backend, layer = FolioMLAAttnBackend(engine.runner), engine.layer()
+    backend.init_cuda_graph_state(4, 16)
+    for row in ROWS:
+        engine.fill(row, 8)
     spec = SimpleNamespace(custom_mask=torch.ones(1, dtype=torch.bool), topk=2, num_tokens_per_req=4)
     batch = step(Mode.TARGET_VERIFY, engine, ROWS, (1, 2, 3), [(n, 4) for n in (1, 2, 3)], spec)
-    with pytest.raises(NotImplementedError, match="topk is 2 in a step that verifies drafts; 1 is accepted with MLA"):
-        FolioMLAAttnBackend(engine.runner).init_forward_metadata(batch)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    q, k, v = engine.new(12)
+    assert backend.forward_extend(q, k, v, layer, batch).isfinite().all()
 
 
 @pytest.mark.parametrize("page_size, topk", [(1, 1), (1, 2), (4, 1)])

@@ -25,6 +25,8 @@ class Batch:
         graph: whether the tensors stay where they are, for graphs that are replayed.
         encoder: the same rows over the keys of an encoder, where the model has one.
         window: the same step over the pool of layers with a window, where they have one of their own.
+        tree: drafts of a tree over one another, where the step itself is over what comes before them. As `planned`,
+            with a request for each draft: one row, which sees the slots of its ancestors and its own.
     """
 
     batch_size: int
@@ -39,6 +41,7 @@ class Batch:
     graph: bool = False
     encoder: "Batch | None" = None
     window: "Batch | None" = None
+    tree: dict[str, torch.Tensor] | None = None
 
     def planned(self) -> dict[str, torch.Tensor]:
         """The arguments of a handle's plan."""
@@ -103,6 +106,39 @@ def offsets(qo_indptr: torch.Tensor, qo_len: torch.Tensor) -> None:
     """Writes the offsets of requests of these many rows."""
     qo_indptr[:1] = 0
     torch.cumsum(qo_len, dim=0, dtype=torch.int32, out=qo_indptr[1:])
+
+
+def ancestors(mask: torch.Tensor, kv_len: torch.Tensor, drafts: int) -> torch.Tensor:
+    """Which drafts of its request a row sees: `[rows, drafts]` of a mask with a byte per row and key, or per row and
+    draft.
+
+    Args:
+        mask: as SGLang states it. A capture's may be shorter than its rows have keys: it means nothing there.
+        kv_len: `[batch_size]`, drafts included.
+    """
+    rows = kv_len.shape[0] * drafts
+    if mask.shape[0] == rows * drafts:
+        return mask.view(rows, drafts) != 0
+    ends = kv_len[:, None].expand(-1, drafts).flatten().cumsum(0)
+    elements = ends[:, None] - drafts + torch.arange(drafts, device=mask.device)
+    return mask[elements.clamp(max=mask.shape[0] - 1)] != 0
+
+
+def list_tree(seen: torch.Tensor, slots: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+    """Lists for each draft the slots of the drafts that it sees.
+
+    Args:
+        seen: `[rows, drafts]`
+        slots: `[batch_size, drafts]`, those of the drafts.
+        tensors: of `Buffers`, for `rows` requests of `drafts` pages of one slot.
+    """
+    rows, drafts = seen.shape
+    equal_lengths(tensors["qo_indptr"], 1)
+    equal_lengths(tensors["kv_indptr"], drafts)
+    torch.sum(seen, dim=1, dtype=torch.int32, out=tensors["kv_len"])
+    order = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    of_rows = slots.repeat_interleave(drafts, dim=0)
+    tensors["kv_indices"][: rows * drafts] = of_rows.gather(1, order).flatten()
 
 
 def with_prefixes(mask: torch.Tensor, kv_len: torch.Tensor) -> torch.Tensor:

@@ -110,6 +110,36 @@ class Records:
 
 
 @dataclass(frozen=True)
+class Tree:
+    """Drafts of a tree over one another, in a pool of latent records: a request of one row for each draft."""
+
+    graph: bool
+    q_dtype: torch.dtype
+    kv_dtype: torch.dtype
+    num_heads: int
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    decodes: ClassVar[bool] = True
+
+    def make(self, context: folio.Context, bounds: Bounds) -> folio.Mla:
+        return folio.Mla(
+            context,
+            flags=("graph",) if self.graph else (),
+            q_dtype=self.q_dtype,
+            kv_dtype=self.kv_dtype,
+            num_heads=self.num_heads,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            page_size=1,
+            max_batch_size=bounds.batch_size * bounds.decode_len,
+            max_kv_len=bounds.decode_len,
+        )
+
+    def planned(self, batch: Batch) -> dict[str, Any]:
+        return batch.tree
+
+
+@dataclass(frozen=True)
 class NewTokens:
     """New tokens over themselves, in keys and values that no pool has: MLA's prompts without a cached prefix."""
 
@@ -138,7 +168,7 @@ class NewTokens:
         return dict(qo_indptr=batch.qo_indptr, kv_indptr=batch.qo_indptr)
 
 
-Problem = Paged | Records | NewTokens
+Problem = Paged | Records | Tree | NewTokens
 
 
 class Handles:

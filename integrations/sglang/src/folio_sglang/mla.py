@@ -3,12 +3,19 @@
 SGLang multiplies queries and outputs with the weights. Decodes, verified drafts and prompts over a cached prefix run
 absorbed (`folio.Mla`). Prompts without one run in their multi-head form over their own keys and values, which SGLang
 has multiplied out.
+
+A tree of drafts is verified in two parts, which are merged: what comes before the drafts, which all of them see, and
+for each draft the records of its ancestors and its own.
 """
 
+from dataclasses import replace
+
+import folio
 import torch
 
 from folio_sglang.backend import FolioAttnBackend, refuse
-from folio_sglang.handles import NewTokens, Records
+from folio_sglang.batches import Batch, Buffers, ancestors, list_tree
+from folio_sglang.handles import NewTokens, Records, Tree
 
 
 class FolioMLAAttnBackend(FolioAttnBackend):
@@ -22,6 +29,11 @@ class FolioMLAAttnBackend(FolioAttnBackend):
         super().__init__(model_runner)
         self.kv_lora_rank = model_runner.model_config.kv_lora_rank
         self.qk_rope_head_dim = model_runner.model_config.qk_rope_head_dim
+        self._graph_tree: Buffers | None = None
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens)
+        self._graph_tree = Buffers(self.device, max_num_tokens, max_num_tokens * self.num_draft_tokens)
 
     def _refuse_model(self, model_runner) -> None:
         model, pool = model_runner.model_config, model_runner.token_to_kv_pool
@@ -34,11 +46,22 @@ class FolioMLAAttnBackend(FolioAttnBackend):
                 f"kv_cache_dim is {stored}; {width}, kv_lora_rank + qk_rope_head_dim, is accepted by the backend folio"
             )
 
-    def _mask(self, spec, kv_len: torch.Tensor, drafts: int, graph: bool) -> dict[str, str]:
-        """The mask of drafts: a chain's only, which is causal."""
-        topk = getattr(spec, "topk", None)
-        if getattr(spec, "custom_mask", None) is not None and topk != 1:
-            raise NotImplementedError(f"topk is {topk} in a step that verifies drafts; 1 is accepted with MLA")
+    def _batch(self, forward_batch, graph: bool) -> Batch | None:
+        batch = super()._batch(forward_batch, graph)
+        mask = getattr(forward_batch.spec_info, "custom_mask", None)
+        is_chain = mask is None or getattr(forward_batch.spec_info, "topk", None) == 1
+        if batch is None or is_chain or not forward_batch.forward_mode.is_target_verify():
+            return batch
+        drafts = batch.max_qo_len
+        tree = (self._graph_tree if graph else self._eager).of(batch.num_tokens, batch.num_tokens * drafts)
+        seen = ancestors(mask.reshape(-1), batch.kv_len, drafts)
+        batch.kv_len.sub_(drafts)
+        places = batch.kv_len[:, None] + torch.arange(drafts, device=self.device)
+        list_tree(seen, self.req_to_token[forward_batch.req_pool_indices[:, None], places], tree)
+        return replace(batch, mask=dict(mask_mode="full"), tree=tree)
+
+    def _mask(self, *_) -> dict[str, str]:
+        """Chains of drafts are causal, and of trees this is what comes before the drafts."""
         return dict(mask_mode="causal")
 
     def forward_extend(
@@ -85,27 +108,32 @@ class FolioMLAAttnBackend(FolioAttnBackend):
         else:
             q_latent, q_rope = q.view(-1, heads, self.kv_lora_rank), q_rope.view(-1, heads, self.qk_rope_head_dim)
         batch = self.forward_metadata
-        records = self._paged(batch, self.token_to_kv_pool.get_key_buffer(layer.layer_id)).squeeze(-2)
-        problem = Records(
-            decodes=self._decodes(batch),
+        pool = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        model = dict(
             graph=batch.graph,
-            page_size=batch.page_size,
             q_dtype=q.dtype,
-            kv_dtype=records.dtype,
+            kv_dtype=pool.dtype,
             num_heads=heads,
             kv_lora_rank=self.kv_lora_rank,
             qk_rope_head_dim=self.qk_rope_head_dim,
         )
-        o = q.new_empty(q_latent.shape)
-        self._handles.planned(problem, batch).run(
+        arguments = dict(
             q_latent=q_latent,
             q_rope=q_rope if self.qk_rope_head_dim else None,
-            kv=records,
-            o=o,
             sm_scale=layer.scaling,
             k_scale=layer.k_scale_float or 0.0,
-            **batch.mask,
         )
+
+        def attend(problem, records, **mask) -> tuple[torch.Tensor, torch.Tensor]:
+            o, lse = q.new_empty(q_latent.shape), q.new_empty(q_latent.shape[:-1], dtype=torch.float32)
+            self._handles.planned(problem, batch).run(kv=records, o=o, lse=lse, **arguments, **mask)
+            return o, lse
+
+        step = Records(self._decodes(batch), page_size=batch.page_size, **model)
+        o, lse = attend(step, self._paged(batch, pool).squeeze(-2), **batch.mask)
+        if batch.tree is not None:
+            o_tree, lse_tree = attend(Tree(**model), pool, mask_mode="full")
+            folio.merge_state(self.context, v_a=o, s_a=lse, v_b=o_tree, s_b=lse_tree, v_out=o)
         return o.flatten(1)
 
     def _over_new_tokens(self, q, k, v, layer, forward_batch, save_kv_cache: bool) -> torch.Tensor:
