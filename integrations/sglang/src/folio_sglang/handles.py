@@ -90,6 +90,15 @@ class Records:
 
     def make(self, context: folio.Context, bounds: Bounds) -> folio.Mla:
         rows = bounds.batch_size * bounds.decode_len if self.decodes else bounds.num_tokens
+        return self._made(
+            context,
+            max_batch_size=bounds.batch_size,
+            max_qo_len=bounds.decode_len if self.decodes else bounds.num_tokens,
+            max_num_tokens=rows,
+            max_kv_len=bounds.kv_len,
+        )
+
+    def _made(self, context: folio.Context, **maxima: int) -> folio.Mla:
         return folio.Mla(
             context,
             flags=("graph",) if self.graph else (),
@@ -99,10 +108,7 @@ class Records:
             kv_lora_rank=self.kv_lora_rank,
             qk_rope_head_dim=self.qk_rope_head_dim,
             page_size=self.page_size,
-            max_batch_size=bounds.batch_size,
-            max_qo_len=bounds.decode_len if self.decodes else bounds.num_tokens,
-            max_num_tokens=rows,
-            max_kv_len=bounds.kv_len,
+            **maxima,
         )
 
     def planned(self, batch: Batch) -> dict[str, Any]:
@@ -110,30 +116,12 @@ class Records:
 
 
 @dataclass(frozen=True)
-class Tree:
-    """Drafts of a tree over one another, in a pool of latent records: a request of one row for each draft."""
-
-    graph: bool
-    q_dtype: torch.dtype
-    kv_dtype: torch.dtype
-    num_heads: int
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-    decodes: ClassVar[bool] = True
+class Tree(Records):
+    """Drafts of a tree over one another: a request of one row for each draft, with pages of one slot."""
 
     def make(self, context: folio.Context, bounds: Bounds) -> folio.Mla:
-        return folio.Mla(
-            context,
-            flags=("graph",) if self.graph else (),
-            q_dtype=self.q_dtype,
-            kv_dtype=self.kv_dtype,
-            num_heads=self.num_heads,
-            kv_lora_rank=self.kv_lora_rank,
-            qk_rope_head_dim=self.qk_rope_head_dim,
-            page_size=1,
-            max_batch_size=bounds.batch_size * bounds.decode_len,
-            max_kv_len=bounds.decode_len,
-        )
+        rows = bounds.batch_size * bounds.decode_len
+        return self._made(context, max_batch_size=rows, max_kv_len=bounds.decode_len)
 
     def planned(self, batch: Batch) -> dict[str, Any]:
         return batch.tree
@@ -168,7 +156,7 @@ class NewTokens:
         return dict(qo_indptr=batch.qo_indptr, kv_indptr=batch.qo_indptr)
 
 
-Problem = Paged | Records | Tree | NewTokens
+Problem = Paged | Records | NewTokens
 
 
 class Handles:

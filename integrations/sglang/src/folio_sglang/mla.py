@@ -100,20 +100,22 @@ class FolioMLAAttnBackend(FolioAttnBackend):
         else:
             pool.set_mla_kv_buffer(layer, slots, k, k_rope)
 
-    def _absorbed(self, q, q_rope, layer) -> torch.Tensor:
-        heads = layer.tp_q_head_num
+    def _queries(self, q, q_rope, layer) -> tuple[torch.Tensor, torch.Tensor]:
+        """The latent and the rotated part of a layer's absorbed queries, each `[rows, heads, width]`."""
+        heads, rope = layer.tp_q_head_num, self.qk_rope_head_dim
         if q_rope is None:
-            whole = q.view(-1, heads, self.kv_lora_rank + self.qk_rope_head_dim)
-            q_latent, q_rope = whole.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
-        else:
-            q_latent, q_rope = q.view(-1, heads, self.kv_lora_rank), q_rope.view(-1, heads, self.qk_rope_head_dim)
+            return q.view(-1, heads, self.kv_lora_rank + rope).split([self.kv_lora_rank, rope], dim=-1)
+        return q.view(-1, heads, self.kv_lora_rank), q_rope.view(-1, heads, rope)
+
+    def _absorbed(self, q, q_rope, layer) -> torch.Tensor:
+        q_latent, q_rope = self._queries(q, q_rope, layer)
         batch = self.forward_metadata
         pool = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         model = dict(
             graph=batch.graph,
             q_dtype=q.dtype,
             kv_dtype=pool.dtype,
-            num_heads=heads,
+            num_heads=layer.tp_q_head_num,
             kv_lora_rank=self.kv_lora_rank,
             qk_rope_head_dim=self.qk_rope_head_dim,
         )
@@ -124,15 +126,16 @@ class FolioMLAAttnBackend(FolioAttnBackend):
             k_scale=layer.k_scale_float or 0.0,
         )
 
-        def attend(problem, records, **mask) -> tuple[torch.Tensor, torch.Tensor]:
-            o, lse = q.new_empty(q_latent.shape), q.new_empty(q_latent.shape[:-1], dtype=torch.float32)
+        def attend(problem, records, **mask) -> tuple[torch.Tensor, torch.Tensor | None]:
+            o = q.new_empty(q_latent.shape)
+            lse = None if batch.tree is None else q.new_empty(q_latent.shape[:-1], dtype=torch.float32)
             self._handles.planned(problem, batch).run(kv=records, o=o, lse=lse, **arguments, **mask)
             return o, lse
 
-        step = Records(self._decodes(batch), page_size=batch.page_size, **model)
+        step = Records(decodes=self._decodes(batch), page_size=batch.page_size, **model)
         o, lse = attend(step, self._paged(batch, pool).squeeze(-2), **batch.mask)
         if batch.tree is not None:
-            o_tree, lse_tree = attend(Tree(**model), pool, mask_mode="full")
+            o_tree, lse_tree = attend(Tree(decodes=True, page_size=1, **model), pool, mask_mode="full")
             folio.merge_state(self.context, v_a=o, s_a=lse, v_b=o_tree, s_b=lse_tree, v_out=o)
         return o.flatten(1)
 
