@@ -307,6 +307,29 @@ const _: () = {
     assert!(size_of::<AppendParams>() == 224);
 };
 
+/// Flags of one word, which three headers declare.
+const _: () = {
+    let flags = [
+        LSE_BASE_2,
+        ALIBI_SQRT,
+        MASK_SKIP_PREFIX,
+        MASK_NEW_KEYS,
+        MM_PREFIX_IN_WINDOW,
+        K_SCALES_OF_REQUESTS,
+        V_SCALES_OF_REQUESTS,
+        ROUNDED_LATER,
+        QUERIES_E4M3,
+        QUERIES_E5M2,
+        QUERIES_BF16,
+    ];
+    let (mut taken, mut i) = (0, 0);
+    while i < flags.len() {
+        assert!(taken & flags[i] == 0);
+        taken |= flags[i];
+        i += 1;
+    }
+};
+
 impl Rows {
     /// A `[token, head, dim]` tensor.
     pub fn of(tensor: &Tensor) -> Rows {
