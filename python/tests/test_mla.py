@@ -31,21 +31,17 @@ def dense(cache, pages, length):
     return cache[pages].reshape(-1, cache.shape[-1])[:length]
 
 
+def absorbed_handle(ctx, **options):
+    return folio.Mla(
+        ctx, q_dtype="float32", num_heads=HEADS, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, max_kv_len=64, **options
+    )
+
+
 def test_absorbed_attention(ctx, rng, records):
     pages, cache = records
     q = rng.standard_normal((sum(QO_LENS), HEADS, LATENT + ROPE)).astype(np.float32)
     o, lse = np.zeros((len(q), HEADS, LATENT), np.float32), np.zeros((len(q), HEADS), np.float32)
-    handle = folio.Mla(
-        ctx,
-        q_dtype="float32",
-        num_heads=HEADS,
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROPE,
-        page_size=PAGE,
-        max_batch_size=4,
-        max_qo_len=8,
-        max_kv_len=64,
-    )
+    handle = absorbed_handle(ctx, page_size=PAGE, max_batch_size=4, max_qo_len=8)
     handle.plan(qo_indptr=indptr(QO_LENS), kv_len=np.array(KV_LENS, np.int32), block_table=table_of(pages))
     handle.run(q_latent=q[..., :LATENT], q_rope=q[..., LATENT:], kv=cache, o=o, lse=lse, sm_scale=0.2)
     start = 0
@@ -57,6 +53,44 @@ def test_absorbed_attention(ctx, rng, records):
         start += rows
     with pytest.raises(TypeError, match="sm_scale"):
         handle.run(q_latent=q[..., :LATENT], q_rope=q[..., LATENT:], kv=cache, o=o)
+
+
+def test_a_tree_of_drafts_is_two_runs_and_a_merge(ctx, rng, records):
+    """docs/concepts.md, Speculation: the last four tokens of each request are drafts."""
+    pages, cache = records
+    parents = [-1, 0, 0, 2]
+    drafts, rows = len(parents), len(parents) * len(KV_LENS)
+    seen = np.eye(drafts, dtype=bool)
+    for draft, parent in enumerate(parents):
+        seen[draft] |= seen[parent] & (parent >= 0)
+    slots = [(ids[:, None] * PAGE + np.arange(PAGE)).reshape(-1) for ids in map(np.asarray, pages)]
+    prefixes = np.array(KV_LENS, np.int32) - drafts
+    q = rng.standard_normal((rows, HEADS, LATENT + ROPE)).astype(np.float32)
+    queries = dict(q_latent=q[..., :LATENT], q_rope=q[..., LATENT:], sm_scale=0.2, mask_mode="full")
+    states = [
+        dict(o=np.full((rows, HEADS, LATENT), np.nan, np.float32), lse=np.full((rows, HEADS), np.nan, np.float32))
+        for _ in range(2)
+    ]
+
+    handle = absorbed_handle(ctx, page_size=PAGE, max_batch_size=4, max_qo_len=drafts)
+    handle.plan(qo_indptr=indptr([drafts] * len(KV_LENS)), kv_len=prefixes, block_table=table_of(pages))
+    handle.run(kv=cache, **queries, **states[0])
+    own = [of[prefix : prefix + drafts][ancestors] for of, prefix in zip(slots, prefixes) for ancestors in seen]
+    tree = absorbed_handle(ctx, page_size=1, max_batch_size=rows)
+    tree.plan(kv_indptr=indptr(list(map(len, own))), kv_indices=np.concatenate(own).astype(np.int32))
+    tree.run(kv=cache.reshape(-1, 1, LATENT + ROPE), **queries, **states[1])
+    (first, second), o = states, np.empty((rows, HEADS, LATENT), np.float32)
+    folio.merge_state(ctx, v_a=first["o"], s_a=first["lse"], v_b=second["o"], s_b=second["lse"], v_out=o)
+
+    for b, (ids, length, prefix) in enumerate(zip(pages, KV_LENS, prefixes)):
+        keys = dense(cache, ids, length)[:, None]
+        of_request = slice(b * drafts, (b + 1) * drafts)
+
+        def sees(p, j, prefix=prefix):
+            return j < prefix or seen[p - prefix, j - prefix]
+
+        wanted, _ = attend(q[of_request], keys, keys[..., :LATENT], sm_scale=0.2, sees=sees)
+        np.testing.assert_allclose(o[of_request], wanted, rtol=0, atol=2e-6)
 
 
 def context_handle(ctx, **options):
