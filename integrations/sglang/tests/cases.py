@@ -144,5 +144,8 @@ CASES = (
         "deepseek-chain-graphs": replace(
             _speculates("deepseek", dict(dtype="bfloat16"), _CHAIN, _GRAPHS, draft="deepseek-draft"), few_bits=True
         ),
+        "deepseek-tree-graphs": replace(
+            _speculates("deepseek", dict(dtype="bfloat16"), _TREE, _GRAPHS, draft="deepseek-draft"), few_bits=True
+        ),
     }
 )
