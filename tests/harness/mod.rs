@@ -40,7 +40,7 @@ enum Outcome {
     Failed(String),
 }
 
-/// A case that takes longer fails. The longest on a device take half a minute there; a kernel that never ends has a name so.
+/// A case that takes longer is ended and fails, so that a kernel that never ends is named.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Runs the cases whose names contain one of the arguments, or all; with `--list` it prints their names. `prepare` sets
