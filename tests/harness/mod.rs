@@ -44,7 +44,7 @@ enum Outcome {
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Runs the cases whose names contain one of the arguments, or all; with `--list` it prints their names. `prepare` sets
-/// a process up, or says why its case cannot run here.
+/// a process up, or says why its case cannot run here; several are set up at a time where cases run side by side.
 pub fn main<S: Sync>(
     cases: &[Case<S>],
     prepare: fn(&S, &mut Command) -> Result<(), String>,
@@ -62,17 +62,11 @@ pub fn main<S: Sync>(
     }
     let (left, counts) = (Mutex::new(wanted), Mutex::new(Counts::default()));
     let next = || left.lock().expect("no case panics here").next();
-    // Cases may need the same files.
-    let turn = Mutex::new(());
-    let prepare = |setup: &S, command: &mut Command| {
-        let _turn = turn.lock().expect("no case panics here");
-        prepare(setup, command)
-    };
     std::thread::scope(|scope| {
         for _ in 0..options.threads {
             scope.spawn(|| {
                 while let Some(case) = next() {
-                    let outcome = run(case, &prepare);
+                    let outcome = run(case, prepare);
                     counts
                         .lock()
                         .expect("no case panics here")
@@ -166,7 +160,7 @@ impl Counts {
     }
 }
 
-fn run<S>(case: &Case<S>, prepare: &impl Fn(&S, &mut Command) -> Result<(), String>) -> Outcome {
+fn run<S>(case: &Case<S>, prepare: fn(&S, &mut Command) -> Result<(), String>) -> Outcome {
     let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
     command.args(["--case", case.name]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());

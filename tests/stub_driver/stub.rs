@@ -1,8 +1,10 @@
 //! Builds the stub driver, and asks it what it was asked.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use libloading::Library;
 
@@ -43,7 +45,17 @@ pub fn build_compiler() -> Result<PathBuf, String> {
     Ok(library)
 }
 
+/// Once in a process, whose cases are hundreds and may be prepared side by side.
 fn compile(source: &str, library: &Path, flags: &[&str]) -> Result<(), String> {
+    static COMPILED: Mutex<BTreeMap<PathBuf, Result<(), String>>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().expect("the stub compiles");
+    compiled
+        .entry(library.to_owned())
+        .or_insert_with(|| run_compiler(source, library, flags))
+        .clone()
+}
+
+fn run_compiler(source: &str, library: &Path, flags: &[&str]) -> Result<(), String> {
     let soname = library.file_name().unwrap_or_default().to_string_lossy();
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/stub_driver")
