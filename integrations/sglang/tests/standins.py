@@ -239,6 +239,20 @@ def step(mode, engine, rows, seq_lens, new=None, spec_info=None, encoder_lens=No
     )
 
 
+def take_over(backend, batch, graph):
+    """Has a backend take over a step, `graph`: as before a replay."""
+    if graph:
+        backend.init_forward_metadata_out_graph(batch)
+    else:
+        backend.init_forward_metadata(batch)
+
+
+def trees():
+    """Which drafts each of four drafts sees: branches, a chain, and four roots."""
+    branches = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    return [torch.tensor(branches).bool(), torch.ones(4, 4).tril().bool(), torch.eye(4).bool()]
+
+
 def draft_steps(draft, engine, layer, rows, seq_lens, graph):
     """The steps of a draft over pools that are full of what was drafted: `(number, queries, outputs)` of each."""
     for row in rows:
@@ -247,9 +261,7 @@ def draft_steps(draft, engine, layer, rows, seq_lens, graph):
     tokens = len(rows) * draft.topk
     if graph:
         draft.init_cuda_graph_state(len(rows), tokens)
-        draft.init_forward_metadata_out_graph(batch)
-    else:
-        draft.init_forward_metadata(batch)
+    take_over(draft, batch, graph)
     for number, backend in enumerate(draft.attn_backends):
         q, _, _ = engine.new(tokens)
         yield number, q, backend.forward_decode(q, None, None, layer, batch)

@@ -8,7 +8,7 @@ import oracle
 import pytest
 import torch
 from calls import calls_of
-from standins import AttentionType, Engine, Mode, WindowPool, draft_steps, step
+from standins import AttentionType, Engine, Mode, WindowPool, draft_steps, step, take_over, trees
 
 from folio_sglang.backend import FolioAttnBackend
 from folio_sglang.drafts import FolioMultiStepDraftBackend
@@ -140,10 +140,7 @@ def test_layers_with_a_window_in_a_pool_of_their_own(page_size, graph):
     for number in (1, 2):
         seq_lens = [count + number for count in new]
         batch = step(Mode.DECODE, engine, ROWS, seq_lens, [(keys - 1, 1) for keys in seq_lens])
-        if graph:
-            backend.init_forward_metadata_out_graph(batch)
-        else:
-            backend.init_forward_metadata(batch)
+        take_over(backend, batch, graph)
         forward(batch, (1, 1, 1))
 
 
@@ -165,9 +162,7 @@ def test_cross_attention(graph, mode, new):
         # SGLang's view of a replay has neither of them.
         del batch.cross_attention_custom_mask, batch.encoder_lens_cpu
         backend.init_cuda_graph_state(4, 4)
-        backend.init_forward_metadata_out_graph(batch)
-    else:
-        backend.init_forward_metadata(batch)
+    take_over(backend, batch, graph)
     forward = backend.forward_decode if mode is Mode.DECODE else backend.forward_extend
     for layer in (cross, own, cross, own):
         tokens = sum(encoder_lens) if layer is cross else sum(new)
@@ -268,9 +263,6 @@ def test_steps_of_graphs_keep_their_addresses(page_size):
     assert backend.get_cuda_graph_seq_len_fill_value() == 1
 
 
-TREE = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
-
-
 @PAGE_SIZES
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("graph", [True, False])
@@ -281,15 +273,13 @@ def test_verify(page_size, tree, graph):
     for row, tokens in zip(ROWS, seq_lens):
         engine.fill(row, tokens)
     # What the mask says of the prefix does not count.
-    drafts = torch.tensor(TREE, dtype=torch.bool)
+    drafts = trees()[0]
     masks = [torch.cat([torch.rand(4, n) > 0.5, drafts], dim=1) for n in seq_lens]
     spec = SimpleNamespace(custom_mask=torch.cat([m.flatten() for m in masks]) if tree else None, num_tokens_per_req=4)
     batch = step(Mode.TARGET_VERIFY, engine, ROWS, seq_lens, [(n, 4) for n in seq_lens], spec)
     if graph:
         backend.init_cuda_graph_state(3, 12)
-        backend.init_forward_metadata_out_graph(batch)
-    else:
-        backend.init_forward_metadata(batch)
+    take_over(backend, batch, graph)
     q, k, v = engine.new(12)
     o = backend.forward_extend(q, k, v, layer, batch)
     parts = []
@@ -305,14 +295,13 @@ def test_verify_with_masks_of_drafts_alone():
     backend, layer, seq_lens = FolioAttnBackend(engine.runner), engine.layer(), (1, 16, 50)
     for row, tokens in zip(ROWS, seq_lens):
         engine.fill(row, tokens)
-    trees = [torch.tensor(TREE, dtype=torch.bool), torch.ones(4, 4).tril().bool(), torch.eye(4).bool()]
-    spec = SimpleNamespace(custom_mask=torch.cat([tree.flatten() for tree in trees]), num_tokens_per_req=4)
+    spec = SimpleNamespace(custom_mask=torch.cat([tree.flatten() for tree in trees()]), num_tokens_per_req=4)
     batch = step(Mode.TARGET_VERIFY, engine, ROWS, seq_lens, [(n, 4) for n in seq_lens], spec)
     backend.init_forward_metadata(batch)
     q, k, v = engine.new(12)
     o = backend.forward_extend(q, k, v, layer, batch)
     parts = []
-    for row, rows, keys, tree in zip(ROWS, q.split(4), seq_lens, trees):
+    for row, rows, keys, tree in zip(ROWS, q.split(4), seq_lens, trees()):
         mask = torch.cat([torch.ones(4, keys, dtype=torch.bool), tree], dim=1)
         parts.append(request(engine, layer, rows, engine.req_to_token[row, : keys + 4], mask=mask))
     close(o, torch.cat(parts))

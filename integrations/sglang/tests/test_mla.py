@@ -6,7 +6,7 @@ import folio
 import oracle
 import pytest
 import torch
-from standins import AttentionType, MlaEngine, Mode, draft_steps, step
+from standins import AttentionType, MlaEngine, Mode, draft_steps, step, take_over, trees
 
 from folio_sglang.drafts import FolioMultiStepDraftBackend
 from folio_sglang.mla import FolioMLAAttnBackend
@@ -43,10 +43,7 @@ def test_decode(page_size, graph):
         engine.fill(row, tokens)
     for seq_lens in ((1, 16, 101), (2, 17, 102)):
         batch = step(Mode.DECODE, engine, ROWS, seq_lens, [(n - 1, 1) for n in seq_lens])
-        if graph:
-            backend.init_forward_metadata_out_graph(batch)
-        else:
-            backend.init_forward_metadata(batch)
+        take_over(backend, batch, graph)
         q, k, v = engine.new(3)
         o = backend.forward_decode(q, k, v, layer, batch)
         check(engine, layer, q, o, (1, 1, 1), seq_lens)
@@ -118,25 +115,20 @@ def test_trees_of_drafts_are_verified(page_size, drafts_alone, graph):
     engine = MlaEngine(page_size, drafts=4)
     backend, layer = FolioMLAAttnBackend(engine.runner), engine.layer()
     backend.init_cuda_graph_state(4, 16)
-    branches = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
-    trees = [torch.tensor(branches).bool(), torch.ones(4, 4).tril().bool(), torch.eye(4).bool()]
     for row in ROWS:
         engine.fill(row, engine.longest)
     for seq_lens in ((1, 16, 50), (2, 3, 90)):
         # What the mask says of the prefix does not count.
         prefixes = [torch.rand(4, 0 if drafts_alone else n) > 0.5 for n in seq_lens]
-        mask = torch.cat([torch.cat(parts, dim=1).flatten() for parts in zip(prefixes, trees)])
+        mask = torch.cat([torch.cat(parts, dim=1).flatten() for parts in zip(prefixes, trees())])
         spec = SimpleNamespace(custom_mask=mask, topk=2, num_tokens_per_req=4)
         batch = step(Mode.TARGET_VERIFY, engine, ROWS, seq_lens, [(n, 4) for n in seq_lens], spec)
-        if graph:
-            backend.init_forward_metadata_out_graph(batch)
-        else:
-            backend.init_forward_metadata(batch)
+        take_over(backend, batch, graph)
         q, k, v = engine.new(12)
         o = backend.forward_extend(q, k, v, layer, batch)
         rows = q.split(1)
         parts = []
-        for index, (row, keys, tree) in enumerate(zip(ROWS, seq_lens, trees)):
+        for index, (row, keys, tree) in enumerate(zip(ROWS, seq_lens, trees())):
             table = engine.req_to_token[row]
             for draft, seen in enumerate(tree):
                 slots = torch.cat([table[:keys], table[keys : keys + 4][seen]])

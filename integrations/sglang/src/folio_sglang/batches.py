@@ -119,9 +119,13 @@ def ancestors(mask: torch.Tensor, kv_len: torch.Tensor, drafts: int) -> torch.Te
     rows = kv_len.shape[0] * drafts
     if mask.shape[0] == rows * drafts:
         return mask.view(rows, drafts) != 0
-    ends = kv_len[:, None].expand(-1, drafts).flatten().cumsum(0)
-    elements = ends[:, None] - drafts + torch.arange(drafts, device=mask.device)
-    return mask[elements.clamp(max=mask.shape[0] - 1)] != 0
+    return mask[_of_drafts(kv_len, drafts).clamp(max=mask.shape[0] - 1)] != 0
+
+
+def _of_drafts(kv_len: torch.Tensor, drafts: int) -> torch.Tensor:
+    """Where a mask with a byte per row and key has the columns of drafts, the last of each row: `[rows, drafts]`."""
+    ends = kv_len.repeat_interleave(drafts).cumsum(0)
+    return ends[:, None] - drafts + torch.arange(drafts, device=kv_len.device)
 
 
 def list_tree(seen: torch.Tensor, slots: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
@@ -146,8 +150,7 @@ def with_prefixes(mask: torch.Tensor, kv_len: torch.Tensor) -> torch.Tensor:
 
     SGLang leaves prefixes out on the CPU. This waits for the device.
     """
-    drafts = mask.shape[1]
-    ends = kv_len.repeat_interleave(drafts).cumsum(0)
-    whole = torch.ones(int(ends[-1]), dtype=mask.dtype, device=mask.device)
-    whole[ends[:, None] - drafts + torch.arange(drafts, device=mask.device)] = mask
+    elements = _of_drafts(kv_len, mask.shape[1])
+    whole = torch.ones(int(elements[-1, -1]) + 1, dtype=mask.dtype, device=mask.device)
+    whole[elements] = mask
     return whole
