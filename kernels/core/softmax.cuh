@@ -30,6 +30,11 @@ __device__ __forceinline__ float log_sum_exp(const RowState &row) {
     return row.sum == 0.0f ? minus_infinity() : row.max + log2_approx(row.sum);
 }
 
+// The same number of the base that the run asked for, in base 2.
+__device__ __forceinline__ float lse_in_base_2(float lse, u32 flags) {
+    return flags & FOLIO_RUN_LSE_BASE_2 ? lse : lse * LOG2_E;
+}
+
 // The lse in the base that the run asked for.
 __device__ __forceinline__ float lse_in_base(float lse, u32 flags) {
     return flags & FOLIO_RUN_LSE_BASE_2 ? lse : lse * LN_2;

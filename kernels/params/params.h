@@ -41,6 +41,8 @@ enum FolioRunFlag {
     FOLIO_RUN_V_SCALES_OF_REQUESTS = 0x800,
     // Hopper prefill: factors of v are left out of rows that are not split, see widen/round_outputs.cu.
     FOLIO_RUN_ROUNDED_LATER = 0x1000,
+    // The sum that the run is added to ends with it: afterwards its lse is -inf, for the next one.
+    FOLIO_RUN_ENDS_SUM = 0x4000,
 };
 
 // src/dtype.rs: DType, the element types of tensors.
@@ -163,6 +165,13 @@ struct FolioDecodeParams {
     folio_u32 reserved;
 };
 
+// src/problem/attention.rs: Sum. What rows came to over other keys, to which a run adds; `o` may be the run's output, `lse`
+// its lse, in the base of the run's. Compact: [token][head][column] and [token][head].
+struct FolioSum {
+    const float *o;  // null: there is none
+    float *lse;      // -inf: o is not read
+};
+
 // kernels/plan/combine.cu: puts the parts of FolioPlanView::combines together.
 struct FolioCombineParams {
     FolioPlanView plan;
@@ -177,6 +186,7 @@ struct FolioCombineParams {
     folio_u32 num_qo_heads, group_size, head_dim_vo, o_dtype;
     folio_u32 blocks_of_row;  // CTAs per combine item: they share the heads
     folio_u32 num_tokens;     // FolioAttentionParams::num_tokens
+    FolioSum sum;
 };
 
 // kernels/ops/merge.cu: n attention states per row; the public merges of two and of n.
@@ -224,7 +234,7 @@ struct FolioAppendParams {
 // The numbers of src/cuda/params.rs.
 static_assert(sizeof(FolioWorkItem) == 48 && sizeof(FolioCombineItem) == 16, "plan records");
 static_assert(sizeof(FolioPlanView) == 80 && sizeof(FolioAttentionParams) == 376, "attention");
-static_assert(sizeof(FolioGenericParams) == 520 && sizeof(FolioCombineParams) == 184, "generic kernels");
+static_assert(sizeof(FolioGenericParams) == 520 && sizeof(FolioCombineParams) == 200, "generic kernels");
 static_assert(sizeof(FolioScoreBias) == 64, "biases");
 static_assert(sizeof(FolioDecodeParams) == 408, "Hopper decode");
 static_assert(sizeof(FolioMergeStatesParams) == 232, "merges");

@@ -22,7 +22,8 @@ struct FolioPrefillParams {
     folio_u32 row_alignment;
     FolioDivisor page_size;
     folio_u32 reserved;
+    FolioSum sum;  // of runs over keys in two parts
 };
 
 // The number of src/cuda/prefill_params.rs.
-static_assert(sizeof(FolioPrefillParams) == 408, "Hopper prefill");
+static_assert(sizeof(FolioPrefillParams) == 424, "Hopper prefill");

@@ -7,15 +7,16 @@
 // Lane i has columns 4i .. 4i + 3 of every 128. The kernel is short, so its time is the loads that wait for one another:
 // what the split kernel did not write, the list of parts included, is read before that kernel has ended.
 //
-// Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows, and FOLIO_BY_ROWS: 1 where
-// results may depend on how many rows are split, 0 where they must not.
+// Compiled once per row of the kernel table, with FOLIO_MOST_COLUMNS, those of the widest rows, FOLIO_BY_ROWS: 1 where
+// results may depend on how many rows are split, 0 where they must not, and FOLIO_ADDS: 1 for runs that are added to what
+// their rows came to before, which takes more registers.
 #include "core/softmax.cuh"
 
 namespace folio {
 
 constexpr u32 WARPS = 8, IN_FLIGHT = 4, PIECES = FOLIO_MOST_COLUMNS / 4, PASSES = PIECES / 32;
-constexpr u32 CTAS = PASSES <= 2 ? 4 : 2;  // per multiprocessor: a lane holds so many registers
-constexpr bool BY_ROWS = FOLIO_BY_ROWS;
+constexpr bool BY_ROWS = FOLIO_BY_ROWS, ADDS = FOLIO_ADDS;
+constexpr u32 CTAS = PASSES <= 2 && !ADDS ? 4 : 2;  // per multiprocessor: a lane holds so many registers
 // Twice what 132 multiprocessors run at a time.
 constexpr u32 HEADS_AT_A_TIME = 1024;
 static_assert(PIECES <= 32 * WARPS, "a thread per piece");
@@ -121,15 +122,22 @@ struct Sums {
     }
 };
 
-// Where a row's result goes, and what scales it.
+// Where a row's result goes, and what scales it. What it came to before is a sink that has values.
 struct Target {
     i64 token;
     u32 head;
     float sink, v_scale;
+    const float *before;  // those values, or null
 
     __device__ __forceinline__ Target(const FolioCombineParams &p, const FolioCombineItem &item, u32 head)
         : token(item.q_token), head(head) {
         sink = p.sinks ? p.sinks[head] * LOG2_E : minus_infinity();
+        before = nullptr;
+        if constexpr (ADDS) {
+            const i64 row = token * p.num_qo_heads + head;
+            sink = lse_in_base_2(p.sum.lse[row], p.flags);
+            if (sink != minus_infinity()) before = p.sum.o + row * p.head_dim_vo;
+        }
         v_scale = p.v_scale * head_scale(p.v_scales, p.v_scales_stride, head / p.group_size);
         if (p.o_dtype >= FOLIO_E4M3) v_scale /= p.o_scale;
     }
@@ -137,9 +145,17 @@ struct Target {
     __device__ __forceinline__ void store(const FolioCombineParams &p, u32 column, float4 x, RowState state) const {
         const float correction = add_sink(state, sink);
         const float factor = state.sum == 0.0f ? 0.0f : correction / state.sum * v_scale;
+        x = {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+        if (ADDS && before) {
+            const float of_before = exp2_approx(sink - exponent_base(state.max)) / state.sum;
+            add_scaled(x, of_before, *reinterpret_cast<const float4 *>(before + column));
+        }
         const i64 at = token * p.o.stride_token + head * p.o.stride_head + column;
-        store_pair(p.o.data, p.o_dtype, at, x.x * factor, x.y * factor);
-        store_pair(p.o.data, p.o_dtype, at + 2, x.z * factor, x.w * factor);
+        store_pair(p.o.data, p.o_dtype, at, x.x, x.y);
+        store_pair(p.o.data, p.o_dtype, at + 2, x.z, x.w);
+        if (ADDS && column == 0 && p.flags & FOLIO_RUN_ENDS_SUM) {
+            p.sum.lse[token * p.num_qo_heads + head] = minus_infinity();
+        }
         if (column == 0 && p.lse) {
             p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = lse_in_base(log_sum_exp(state), p.flags);
         }
@@ -184,6 +200,8 @@ __device__ __forceinline__ void combine_by_warps(const FolioCombineParams &p, co
     for (u32 head = block * WARPS + threadIdx.x / 32; head < p.num_qo_heads; head += blocks_of_row * WARPS) {
         const Target target(p, item, head);
         const PartSum sum = parts.sum(p, head, lane);
+        // The lse of a sum may be stored where other lanes read it for their targets.
+        if constexpr (ADDS) __syncwarp();
 #pragma unroll
         for (u32 n = 0; n < PASSES; n++) {
             const u32 piece = lane + 32 * n;

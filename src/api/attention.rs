@@ -7,7 +7,7 @@ use super::{Context, appended, args, desc, rope_append};
 use crate::backend::{Append, Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::problem::{AttentionArgs, AttentionDesc, RopeAppendArgs, WorkList};
+use crate::problem::{AttentionArgs, AttentionDesc, RopeAppendArgs, Sum, WorkList};
 
 /// One attention problem on one context, with its current plan.
 ///
@@ -122,6 +122,25 @@ impl Attention {
         self.context.check_stream(stream)?;
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
         kernel.run(&args, stream)
+    }
+
+    /// What [`Kernel::run_adding`] does.
+    ///
+    /// # Errors
+    /// As [`Attention::run`].
+    pub(super) fn run_adding(
+        &self,
+        args: &AttentionArgs,
+        sum: &Sum,
+        stream: Stream,
+    ) -> Result<bool> {
+        let Code::One { kernel, planned } = &self.code else {
+            return Ok(false);
+        };
+        self.context.check_stream(stream)?;
+        let planned = planned.ok_or_else(no_plan)?;
+        let args = args::check(args, &self.desc, &planned, self.context.device())?;
+        kernel.run_adding(&args, sum, stream)
     }
 
     /// Normalises, rotates and appends new tokens, and computes attention for the planned batch, whose last keys they are: what

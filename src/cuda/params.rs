@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::problem::{LogBase, ScoreBias};
+use crate::problem::{LogBase, ScoreBias, Sum};
 use crate::tensor::Tensor;
 
 /// `FolioRunFlag`.
@@ -22,6 +22,8 @@ pub const K_SCALES_OF_REQUESTS: u32 = 0x400;
 pub const V_SCALES_OF_REQUESTS: u32 = 0x800;
 /// `FOLIO_RUN_ROUNDED_LATER`.
 pub const ROUNDED_LATER: u32 = 0x1000;
+/// `FOLIO_RUN_ENDS_SUM`.
+pub const ENDS_SUM: u32 = 0x4000;
 /// `FOLIO_QUERIES_E4M3` of `kernels/params/query_type.h`.
 pub const QUERIES_E4M3: u32 = 0x100;
 /// `FOLIO_QUERIES_E5M2` of `kernels/params/query_type.h`.
@@ -201,6 +203,33 @@ pub struct DecodeParams {
     pub bf16_queries: u32,
 }
 
+/// `FolioSum`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct SumParams {
+    pub o: u64,
+    pub lse: u64,
+}
+
+impl SumParams {
+    /// Addresses of a sum, or of none.
+    pub fn new(sum: Option<&Sum>) -> SumParams {
+        sum.map_or_else(SumParams::default, |sum| SumParams {
+            o: sum.o.address() as u64,
+            lse: sum.lse.address() as u64,
+        })
+    }
+
+    /// What a run's flags say of it.
+    pub fn flags(sum: Option<&Sum>) -> u32 {
+        match sum {
+            Some(sum) if sum.ends => ENDS_SUM,
+            _ => 0,
+        }
+    }
+}
+
 /// `FolioCombineParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -223,6 +252,7 @@ pub struct CombineParams {
     pub o_dtype: u32,
     pub blocks_of_row: u32,
     pub num_tokens: u32,
+    pub sum: SumParams,
 }
 
 /// `FolioState`.
@@ -300,7 +330,7 @@ const _: () = {
     assert!(size_of::<AttentionParams>() == 376);
     assert!(size_of::<GenericParams>() == 520);
     assert!(size_of::<BiasParams>() == 64);
-    assert!(size_of::<CombineParams>() == 184);
+    assert!(size_of::<CombineParams>() == 200);
     assert!(size_of::<DecodeParams>() == 432);
     assert!(size_of::<MergeStatesParams>() == 232);
     assert!(size_of::<AppendTensor>() == 88);
@@ -318,6 +348,7 @@ const _: () = {
         K_SCALES_OF_REQUESTS,
         V_SCALES_OF_REQUESTS,
         ROUNDED_LATER,
+        ENDS_SUM,
         QUERIES_E4M3,
         QUERIES_E5M2,
         QUERIES_BF16,

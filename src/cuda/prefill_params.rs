@@ -1,7 +1,7 @@
 //! Mirror of the struct in `kernels/params/prefill.h`, field by field; its size is asserted on both sides. What the
 //! fields mean is written there.
 
-use super::params::{AttentionParams, Divisor};
+use super::params::{AttentionParams, Divisor, SumParams};
 
 /// `FolioPacking`.
 #[repr(C)]
@@ -55,10 +55,11 @@ pub struct PrefillParams {
     pub row_alignment: u32,
     pub page_size: Divisor,
     pub reserved: u32,
+    pub sum: SumParams,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/prefill.h`.
-const _: () = assert!(size_of::<PrefillParams>() == 408);
+const _: () = assert!(size_of::<PrefillParams>() == 424);
 
 #[cfg(test)]
 mod tests {

@@ -222,6 +222,18 @@ pub enum LogBase {
     Two,
 }
 
+/// What rows came to over other keys, for a run to add to.
+#[derive(Debug, Clone, Copy)]
+pub struct Sum {
+    /// `[num_tokens, num_qo_heads, head_dim_vo]` fp32, compact. It may be the output of the run.
+    pub o: Tensor,
+    /// `[num_tokens, num_qo_heads]` fp32, compact, in the base of the run's lse, which it may be. -inf where a row saw no key;
+    /// then its `o` is not read.
+    pub lse: Tensor,
+    /// It ends with this run, whose outputs are elsewhere: afterwards the `lse` of its rows is -inf, for the next sum.
+    pub ends: bool,
+}
+
 /// Everything that may differ between the layers that share a plan, as the caller states it. The `api` layer
 /// checks it and hands it on as [`Checked`](super::Checked), whose notes say what is different then.
 #[derive(Debug, Clone, Copy)]

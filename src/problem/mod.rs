@@ -24,7 +24,7 @@ mod work;
 
 pub use attention::{
     AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LEAST_BIAS, LogBase,
-    Mask, MaskColumns, ScoreBias, Window,
+    Mask, MaskColumns, ScoreBias, Sum, Window,
 };
 pub use batch::{Batch, DeviceBatch, HostBatch, Keys, PageIds, Pages, Requests};
 pub use cache::AppendArgs;

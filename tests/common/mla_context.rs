@@ -392,12 +392,23 @@ impl<'m> Data<'m> {
         handle: &dyn ContextHandle,
         stream: Stream,
     ) -> Result<()> {
-        let args = self.args();
-        if !self.case.in_steps {
-            return handle.run(&args, stream);
+        match self.case.in_steps {
+            true => self.first_steps(handle.num_chunks()?, session, handle, stream),
+            false => handle.run(&self.args(), stream),
         }
+    }
+
+    /// The steps of a run up to so many chunks.
+    fn first_steps(
+        &self,
+        chunks: usize,
+        session: &dyn Session,
+        handle: &dyn ContextHandle,
+        stream: Stream,
+    ) -> Result<()> {
+        let args = self.args();
         handle.new_tokens(&args, stream)?;
-        for chunk in 0..handle.num_chunks()? {
+        for chunk in 0..chunks {
             handle.gather(chunk, &args, stream)?;
             let rows = handle.chunk_tokens(chunk)?;
             match self.case.up_project {
@@ -799,7 +810,14 @@ pub fn check(
     let solve = || {
         let mut handle = Handle::new(session, memory, case.desc())?;
         handle.plan(&data.batch(), Stream::default())?;
-        data.run(session, &*handle.context, Stream::default())
+        let (context, stream) = (&*handle.context, Stream::default());
+        data.run(session, context, stream)?;
+        // Again: the sum begins anew, also where the steps of a run were given up.
+        if case.in_steps {
+            data.first_steps(context.num_chunks()?.min(1), session, context, stream)?;
+        }
+        data.reset_outputs();
+        data.run(session, context, stream)
     };
     solve().map_err(|error| error.to_string())?;
     data.check()

@@ -534,6 +534,11 @@ pub const CASES: &[Case<Setup>] = &[
         mla_context::rows_without_context_are_left_alone,
     ),
     case(
+        "launch_mla_context_without_sums",
+        BACKEND,
+        mla_context::parts_are_merged_where_no_kernel_adds,
+    ),
+    case(
         "launch_mla_context_in_a_graph",
         BACKEND,
         mla_context::a_graph_has_all_chunks,

@@ -2,9 +2,8 @@
 //! the workspace's tensors.
 
 use folio::api::{BatchInput, MlaContext};
-use folio::cuda::merge_params::MergeGeneralParams;
 use folio::cuda::mla_cache_params::MlaGatherParams;
-use folio::cuda::params::{CombineParams, MergeStatesParams};
+use folio::cuda::params::{CombineParams, ENDS_SUM, GenericParams, MergeStatesParams};
 use folio::cuda::plan_params::PlanBatchParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::projection_params::CopyWeightsParams;
@@ -121,7 +120,7 @@ fn recorder() -> Recorder {
     recorder.expect::<MlaGatherParams>("folio_mla_gather");
     recorder.expect::<UpProjectionParams>("folio_up_project");
     recorder.expect::<MergeStatesParams>("folio_merge_state");
-    recorder.expect::<MergeGeneralParams>("folio_merge_state_general");
+    recorder.expect::<GenericParams>(PORTABLE);
     recorder.expect::<CopyWeightsParams>("folio_copy_weights");
     recorder
 }
@@ -132,124 +131,160 @@ fn names(launched: &[Launched]) -> Vec<&str> {
     names.filter(|name| *name != "folio_combine").collect()
 }
 
+const CLEAR: &str = "folio_copy_weights";
+const CHUNK_KERNELS: [&str; 4] = [
+    "folio_mla_gather",
+    "folio_up_project",
+    "folio_plan",
+    "folio_prefill_sm90_split_keys",
+];
 const NEW_TOKENS: [&str; 1] = ["folio_prefill_sm90_split_keys"];
-const CHUNK_KERNELS: [&str; 5] = [
-    "folio_mla_gather",
-    "folio_up_project",
-    "folio_plan",
-    "folio_prefill_sm90_split_keys",
-    "folio_merge_state",
-];
+const PORTABLE: &str = "folio_attention";
 
-/// Merges to the output.
-const LAST_CHUNK_KERNELS: [&str; 5] = [
-    "folio_mla_gather",
-    "folio_up_project",
-    "folio_plan",
-    "folio_prefill_sm90_split_keys",
-    "folio_merge_state_general",
-];
+fn attends(launched: &[Launched]) -> Vec<PrefillParams> {
+    let named = |launch: &&Launched| launch.name() == NEW_TOKENS[0];
+    launched
+        .iter()
+        .filter(named)
+        .map(Launched::params)
+        .collect()
+}
 
+fn of_name<P: Copy>(launched: &[Launched], name: &str) -> Vec<P> {
+    let named = launched.iter().filter(|launch| launch.name() == name);
+    named.map(Launched::params).collect()
+}
+
+/// Chunks are added to a sum in the workspace, and then new tokens are, to the caller's output.
 pub fn a_run_goes_chunk_by_chunk() {
     let recorder = recorder();
     let mut handle = Handle::new(false);
+    recorder.forget();
     handle.plan([1100, 300]);
+    let clears: Vec<CopyWeightsParams> = of_name(&recorder.launches(), CLEAR);
     let launched = handle.run(&recorder);
-    let expected = [&NEW_TOKENS[..], &CHUNK_KERNELS, &LAST_CHUNK_KERNELS];
+    let expected = [&CHUNK_KERNELS[..], &CHUNK_KERNELS, &NEW_TOKENS];
     assert_eq!(names(&launched), expected.concat());
     let workspace =
         WORKSPACE as u64..WORKSPACE as u64 + handle.context.workspace().device_bytes as u64;
-    let attends: Vec<_> = launched
-        .iter()
-        .filter(|launch| launch.name() == NEW_TOKENS[0])
-        .map(|launch| launch.params::<PrefillParams>().attention)
-        .collect();
-    let [first, all, both] = attends.try_into().unwrap();
-    // New tokens over themselves: to a sum in the workspace, and to the caller's lse.
-    assert_eq!(
-        (first.q.data, first.k.data, first.v.data),
-        (Q as u64, K as u64, V as u64)
-    );
-    assert_eq!(first.lse, LSE as u64);
-    assert!(workspace.contains(&first.o.data));
+    let [all, both, new] = attends(&launched).try_into().unwrap();
+    let sum = all.sum;
+    assert!(workspace.contains(&sum.o) && workspace.contains(&sum.lse));
     // The first request alone fills a chunk; the rest of its context shares the second one with the other's.
-    assert_eq!((all.q.data, all.num_tokens), (Q as u64, 500));
-    assert_eq!((both.q.data, both.num_tokens), (Q as u64, 600));
-    for part in [&all, &both] {
-        assert!(workspace.contains(&part.o.data) && part.o.data != first.o.data);
+    let rows = [&all, &both].map(|part| (part.attention.q.data, part.attention.num_tokens));
+    assert_eq!(rows, [(Q as u64, 500), (Q as u64, 600)]);
+    for part in [&all.attention, &both.attention] {
+        assert_eq!((part.o.data, part.lse), (sum.o, sum.lse));
         assert!(workspace.contains(&part.k.data) && workspace.contains(&part.v.data));
         assert_eq!(part.mask_mode as i32, 1);
     }
-    assert_eq!((all.num_pages, both.num_pages), (1024, 376));
-    let gathers: Vec<MlaGatherParams> = launched
-        .iter()
-        .filter(|launch| launch.name() == CHUNK_KERNELS[0])
-        .map(Launched::params)
-        .collect();
-    assert_eq!(gathers.len(), 2);
-    let merge: MergeStatesParams = launched
-        .iter()
-        .find(|launch| launch.name() == CHUNK_KERNELS[4])
-        .unwrap()
-        .params();
-    // In place: of the sum, and of the lse.
-    assert_eq!((merge.first.v, merge.first.s), (first.o.data, LSE as u64));
-    assert_eq!((merge.v_out.data, merge.s_out), (first.o.data, LSE as u64));
-    assert_eq!(merge.second.v, all.o.data);
-    let last = launched.last().unwrap().params::<MergeGeneralParams>();
-    assert_eq!(last.merge.first.v, first.o.data);
-    assert_eq!((last.merge.v_out.data, last.o_dtype), (O as u64, 2));
+    assert_eq!(
+        [all.attention.num_pages, both.attention.num_pages],
+        [1024, 376]
+    );
+    let attention = &new.attention;
+    assert_eq!(
+        [attention.q.data, attention.k.data, attention.v.data],
+        [Q, K, V].map(|address| address as u64)
+    );
+    assert_eq!((attention.o.data, attention.lse), (O as u64, LSE as u64));
+    assert_eq!(attention.mask_mode as i32, 0);
+    assert!([all.sum, both.sum, new.sum].iter().all(|of| *of == sum));
+    // All rows begin without keys: a plan writes one number of the tables to their lse, and the last part of a run does so again.
+    let [clear] = clears.try_into().unwrap();
+    assert_eq!((clear.target, clear.rows), (sum.lse, 600));
+    assert_eq!(clear.source_strides, [0; 3]);
+    let ends = [&all, &both, &new].map(|part| part.attention.flags & ENDS_SUM != 0);
+    assert_eq!(ends, [false, false, true]);
+    // A split row is added to the same.
+    let combines: Vec<CombineParams> = of_name(&launched, "folio_combine");
+    assert!(combines.iter().all(|combine| combine.sum == sum));
     // Of the up-projected rows as many exist as the chunk's table says.
-    let tables: Vec<u64> = launched
-        .iter()
-        .filter(|launch| launch.name() == CHUNK_KERNELS[1])
-        .map(|launch| launch.params::<UpProjectionParams>().existing_tokens)
-        .collect();
-    for (gather, end) in gathers.iter().zip(tables) {
+    let gathers: Vec<MlaGatherParams> = of_name(&launched, CHUNK_KERNELS[0]);
+    let products: Vec<UpProjectionParams> = of_name(&launched, CHUNK_KERNELS[1]);
+    assert_eq!(gathers.len(), 2);
+    for (gather, product) in gathers.iter().zip(products) {
         let offsets = u64::from(gather.batch_size) * 4;
-        assert_eq!(end, gather.cu_seq_lens.data + offsets);
+        assert_eq!(product.existing_tokens, gather.cu_seq_lens.data + offsets);
     }
 }
 
-/// Only the last request has a context: nothing of the other one's rows is touched for it but that its sum is rounded. A
-/// chunk alone was planned with the batch.
+/// Only the last request has a context: no row of the other one attends a chunk. A chunk alone was planned with the batch, by
+/// lengths of the host.
 pub fn rows_without_context_are_left_alone() {
     let recorder = recorder();
     let mut handle = Handle::new(false);
     handle.plan([0, 300]);
     let launched = handle.run(&recorder);
     let expected = [
-        "folio_prefill_sm90_split_keys",
         "folio_mla_gather",
         "folio_up_project",
         "folio_prefill_sm90_split_keys",
-        "folio_merge_state_general",
-        "folio_copy_weights",
+        "folio_prefill_sm90_split_keys",
     ];
-    assert_eq!(names(&launched), expected);
-    let merge = launched[launched.len() - 2].params::<MergeGeneralParams>();
-    let row = 500 * HEADS as u64 * 128 * 2;
-    assert_eq!(merge.merge.v_out.data, O as u64 + row);
-    let copy: CopyWeightsParams = launched.last().unwrap().params();
-    assert_eq!((copy.target, copy.num_heads), (O as u64, 500));
-    let chunk = launched
-        .iter()
-        .filter(|launch| launch.name() == NEW_TOKENS[0])
-        .nth(1)
-        .unwrap()
-        .params::<PrefillParams>()
-        .attention;
-    let row = 500 * HEADS as u64 * 192 * 2;
-    assert_eq!((chunk.q.data, chunk.num_tokens), (Q as u64 + row, 100));
+    // By lengths of the host: nothing is put together where no row is split.
+    let all: Vec<&str> = launched.iter().map(Launched::name).collect();
+    assert_eq!(all, expected);
+    let [chunk, new] = attends(&launched).try_into().unwrap();
+    let row = 500 * HEADS as u64;
+    let attention = &chunk.attention;
+    assert_eq!(
+        (attention.q.data, attention.num_tokens),
+        (Q as u64 + row * 192 * 2, 100)
+    );
+    assert_eq!(
+        (chunk.sum.o, chunk.sum.lse),
+        (new.sum.o + row * 128 * 4, new.sum.lse + row * 4)
+    );
+    assert_eq!(new.attention.o.data, O as u64);
     // Without any context the output is written at once.
     handle.plan([0, 0]);
     let launched = handle.run(&recorder);
-    assert_eq!(names(&launched), ["folio_prefill_sm90_split_keys"]);
-    let alone = launched[0].params::<PrefillParams>().attention;
-    assert_eq!((alone.o.data, alone.lse), (O as u64, LSE as u64));
+    assert_eq!(names(&launched), NEW_TOKENS);
+    let [alone] = attends(&launched).try_into().unwrap();
+    assert_eq!(
+        (alone.attention.o.data, alone.attention.lse, alone.sum.o),
+        (O as u64, LSE as u64, 0)
+    );
 }
 
-/// A captured run has as many chunks as any batch, of all rows; what differs from plan to plan is in the workspace.
+/// Rows that no tensor map describes: the kernel that takes them does not add, and so parts are merged, in the output's type in
+/// the end.
+pub fn parts_are_merged_where_no_kernel_adds() {
+    let recorder = recorder();
+    let mut handle = Handle::new(false);
+    handle.plan([0, 300]);
+    recorder.forget();
+    let odd = |address, shape: [i64; 3]| {
+        let strides = [shape[1] * shape[2] + 1, shape[2], 1];
+        at(address, DType::BF16, &shape, Some(&strides))
+    };
+    let args = MlaContextArgs {
+        q: odd(Q, [700, HEADS, 192]),
+        ..args()
+    };
+    handle.context.run(&args, OURS).unwrap();
+    let expected = [
+        "folio_mla_gather",
+        "folio_up_project",
+        // The part's rows begin without keys, too.
+        CLEAR,
+        PORTABLE,
+        "folio_merge_state",
+        PORTABLE,
+        // The sum is rounded.
+        "folio_copy_weights",
+        "folio_merge_state",
+        CLEAR,
+    ];
+    let launched = recorder.launches();
+    assert_eq!(names(&launched), expected);
+    let last: MergeStatesParams = launched[launched.len() - 2].params();
+    assert_eq!(last.second.v, O as u64);
+    assert_eq!((last.v_out.data, last.s_out), (O as u64, LSE as u64));
+}
+
+/// A captured run has as many chunks as any batch; what differs from plan to plan, rows included, is in the workspace.
 pub fn a_graph_has_all_chunks() {
     let recorder = recorder();
     let mut handle = Handle::new(true);

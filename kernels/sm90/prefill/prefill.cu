@@ -9,6 +9,7 @@
 //
 // The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, FOLIO_ROPE_DIM: the columns of keys
 // that come by a map of their own, 0 where keys are whole, FOLIO_MASKED: 1 for any masks, and FOLIO_LOGITS: see tile.cuh.
+#include "sm90/prefill/before.cuh"
 #include "sm90/prefill/biased.cuh"
 #include "sm90/prefill/capped.cuh"
 #include "sm90/prefill/convert_rows.cuh"
@@ -47,6 +48,8 @@ public:
         turn = Turn(*tile, group);
         key.enter(turn);
         value.enter(turn);
+        Before before;
+        before.read(params, *tile);
         await_keys();
         see_rows();
         start_scores(s);
@@ -54,9 +57,9 @@ public:
             State rows;
             TileSteps steps(params, *tile, group, power);
             StepMask::begin(params, *tile, shared, steps.scale[0]);
-            first_step(*tile, steps, s, p, rows);
-#pragma unroll
-            for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
+            before.begin(rows, steps.scale);
+            before.leave(params, *tile);
+            first_step(*tile, steps, before, s, p, o, rows);
 #pragma unroll 1
             while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows);
 #pragma unroll 1
@@ -71,6 +74,7 @@ public:
             const Tile *next = await_tile();
             const bool more = next->num_steps != 0;
             if (more) {
+                before.read(params, *next);
                 narrow();
                 const Turn first(*next, group);
                 key.enter(first);
@@ -215,16 +219,24 @@ private:
         return rows.update(s, steps.scale, of_block, factor);
     }
 
-    __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
-                                               State &rows) {
+    __device__ __forceinline__ void first_step(const Tile &tile, const TileSteps &steps, const Before &before,
+                                               Scores &s, Probabilities &p, Output &o, State &rows) {
         StepMask mask;
         mask.prepare(params, tile, shared, steps.masked, steps.block);
         wgmma_wait<0>();
         pin(s);
-        float unused[2];
-        finish_scores(tile, steps, mask, s, rows, unused);
+        // Not earlier: accumulators that are written while products are under way serialise these.
+        if constexpr (Before::THERE) before.load(o, params, head_dim_vo, tile);
+        float factor[2];
+        const bool rescales = finish_scores(tile, steps, mask, s, rows, factor);
         pack_probabilities(p, s);
         clear_stale_values(tile);
+        if constexpr (!Before::THERE) {
+#pragma unroll
+            for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
+        } else if (rescales) {
+            multiply(o, factor);
+        }
     }
 
     __device__ __forceinline__ void next_step(const Tile &tile, const TileSteps &steps, Scores &s, Probabilities &p,
@@ -252,10 +264,12 @@ private:
         value.release(turn, shared + VALUE_EMPTY);
         value.advance(turn);
         pack_probabilities(p, s);
-        if (rescales) {
+        if (rescales) multiply(o, factor);
+    }
+
+    static __device__ __forceinline__ void multiply(Output &o, const float (&factor)[2]) {
 #pragma unroll
-            for (int i = 0; i < DIM_VO / 2; ++i) o[i] *= factor[i / 2 % 2];
-        }
+        for (int i = 0; i < DIM_VO / 2; ++i) o[i] *= factor[i / 2 % 2];
     }
 
     // A warpgroup without rows releases the buffers unread, and leaves the tensor cores to the others.

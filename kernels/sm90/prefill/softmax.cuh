@@ -62,6 +62,18 @@ struct Rows {
     float rescale_above[2] = {minus_infinity(), minus_infinity()};
     float row_max[2] = {}, sum[2] = {};
 
+    // Goes on from rows that came to `lse` over other keys, and to an output that is not zero.
+    __device__ __forceinline__ void begin(const float (&lse)[2], const float (&scale)[2]) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (lse[r] == minus_infinity()) continue;
+            row_max[r] = lse[r];
+            rescale_above[r] = (lse[r] + RESCALE_THRESHOLD) * reciprocal_approx(scale[r]);
+            // A quad's shares together are 1.
+            sum[r] = threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
+        }
+    }
+
     // s becomes exp2(s scale - row_max), `offset` being added to s where logits have a bias. True if the output must be
     // multiplied by `factor`.
     template <int N>

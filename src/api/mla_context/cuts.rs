@@ -6,7 +6,7 @@ use super::memory::Memory;
 use crate::error::{Error, Result};
 use crate::plan::ContextChunks;
 use crate::problem::{HostBatch, MlaContextDesc};
-use crate::tensor::Tensor;
+use crate::tensor::{Device, Tensor};
 use std::ops::Range;
 
 /// A chunk: some neighbouring requests, their query rows, and the rows of unpacked context. Its tables start at `table`:
@@ -39,8 +39,14 @@ impl Cut {
     }
 }
 
-/// Where the offsets of the page table are among the numbers, behind a zero.
-pub(super) const PAGE_INDPTR: usize = 1;
+/// Where a zero is among the numbers: the offsets of no request.
+pub(super) const ZERO: usize = 0;
+
+/// Where the bits of an fp32 -inf are: the lse of a row that has seen no key.
+pub(super) const NO_KEYS: usize = 1;
+
+/// Where the offsets of the page table are.
+pub(super) const PAGE_INDPTR: usize = 2;
 
 /// Numbers in a chunk's tables.
 fn numbers_of(requests: usize) -> usize {
@@ -66,15 +72,25 @@ pub(super) struct Cuts {
     list: Vec<Cut>,
     /// The number of chunks of every plan of a graph.
     of_graph: Option<usize>,
+    /// Offsets of query rows need not begin with 0: they are read on a device.
+    from_any_row: bool,
+    /// The table of a chunk that is alone.
+    alone: Vec<i32>,
 }
 
 impl Cuts {
     /// Room for every batch within the desc.
-    pub fn new(desc: &MlaContextDesc, most_chunks: usize) -> Result<Cuts> {
-        let mut list = Vec::new();
+    pub fn new(desc: &MlaContextDesc, most_chunks: usize, device: Device) -> Result<Cuts> {
+        let (mut list, mut alone) = (Vec::new(), Vec::new());
         list.try_reserve_exact(most_chunks).map_err(|_| {
             Error::OutOfMemory(format!(
                 "max_chunk_tokens: no memory for {most_chunks} chunks; a larger chunk is accepted"
+            ))
+        })?;
+        let requests = desc.max_batch_size as usize;
+        alone.try_reserve_exact(numbers_of(requests)).map_err(|_| {
+            Error::OutOfMemory(format!(
+                "max_batch_size: no memory for the context of {requests} requests"
             ))
         })?;
         Ok(Cuts {
@@ -84,6 +100,8 @@ impl Cuts {
             )?,
             list,
             of_graph: desc.graph.then_some(most_chunks),
+            from_any_row: device != Device::Cpu,
+            alone,
         })
     }
 
@@ -117,6 +135,37 @@ impl Cuts {
             });
             table += numbers_of(requests.len());
         }
+        self.keep_alone(batch);
+    }
+
+    /// A chunk that is alone is planned with the batch, and by what the host knows, but for a graph: there the same is launched for
+    /// every plan.
+    fn keep_alone(&mut self, batch: &HostBatch<'_>) {
+        let mut alone = std::mem::take(&mut self.alone);
+        alone.clear();
+        if let ([cut], None) = (&self.list[..], self.of_graph) {
+            alone.resize(numbers_of(cut.requests.len()), 0);
+            self.write_table(0, cut, batch, &mut alone);
+        }
+        self.alone = alone;
+    }
+
+    /// Offsets of the query rows and of the context rows of a chunk that the host plans.
+    pub fn on_host(&self) -> Option<(&[i32], &[i32])> {
+        let [cut] = &self.list[..] else { return None };
+        let offsets = cut.requests.len() + 1;
+        (!self.alone.is_empty())
+            .then(|| self.alone.split_at(offsets))
+            .map(|(qo_indptr, rest)| (qo_indptr, &rest[..offsets]))
+    }
+
+    /// The requests of a chunk whose rows attend it. The others of a graph's have no rows there, where the first of all rows need
+    /// not be the batch's.
+    fn attending(&self, chunk: usize, cut: &Cut) -> Range<usize> {
+        match self.of_graph.is_some() && self.from_any_row {
+            true => self.chunks.requests(chunk),
+            false => cut.requests.clone(),
+        }
     }
 
     /// Writes the tables: the page offsets, and those of every chunk.
@@ -126,23 +175,94 @@ impl Cuts {
         batch: &HostBatch<'_>,
         page_indptr: Option<&[i32]>,
     ) {
-        numbers[0] = 0;
+        numbers[ZERO] = 0;
+        numbers[NO_KEYS] = f32::NEG_INFINITY.to_bits() as i32;
         if let Some(indptr) = page_indptr {
             numbers[PAGE_INDPTR..][..indptr.len()].copy_from_slice(indptr);
         }
         for (chunk, cut) in self.list.iter().enumerate() {
-            let count = cut.requests.len();
-            let table = &mut numbers[cut.table..][..numbers_of(count)];
-            let (qo_indptr, rest) = table.split_at_mut(count + 1);
-            let (kv_indptr, starts) = rest.split_at_mut(count + 1);
-            let first = batch.qo_indptr[cut.requests.start];
-            (qo_indptr[0], kv_indptr[0]) = (0, 0);
-            for (i, b) in cut.requests.clone().enumerate() {
-                let piece = self.chunks.piece(chunk, b);
-                qo_indptr[i + 1] = batch.qo_indptr[b + 1] - first;
-                kv_indptr[i + 1] = kv_indptr[i] + piece.len as i32;
-                starts[i] = piece.start as i32;
-            }
+            let table = &mut numbers[cut.table..][..numbers_of(cut.requests.len())];
+            self.write_table(chunk, cut, batch, table);
         }
+    }
+
+    fn write_table(&self, chunk: usize, cut: &Cut, batch: &HostBatch<'_>, table: &mut [i32]) {
+        let count = cut.requests.len();
+        let (qo_indptr, rest) = table.split_at_mut(count + 1);
+        let (kv_indptr, starts) = rest.split_at_mut(count + 1);
+        let first = batch.qo_indptr[cut.requests.start];
+        let attending = self.attending(chunk, cut);
+        let row = |b: usize| batch.qo_indptr[b.clamp(attending.start, attending.end)] - first;
+        (qo_indptr[0], kv_indptr[0]) = (row(cut.requests.start), 0);
+        for (i, b) in cut.requests.clone().enumerate() {
+            let piece = self.chunks.piece(chunk, b);
+            qo_indptr[i + 1] = row(b + 1);
+            kv_indptr[i + 1] = kv_indptr[i] + piece.len as i32;
+            starts[i] = piece.start as i32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::problem::{Keys, Pages, Requests};
+
+    fn desc(graph: bool) -> MlaContextDesc {
+        MlaContextDesc {
+            dtype: DType::BF16,
+            cache: DType::BF16.into(),
+            num_heads: 2,
+            kv_lora_rank: 16,
+            qk_nope_head_dim: 16,
+            qk_rope_head_dim: 8,
+            v_head_dim: 16,
+            page_size: 1,
+            max_batch_size: 4,
+            max_qo_len: 10,
+            max_num_tokens: 40,
+            max_kv_len: 100,
+            max_num_pages: 0,
+            max_chunk_tokens: 50,
+            in_steps: false,
+            graph,
+        }
+    }
+
+    /// The query offsets of each chunk of requests of 3, 5, 7 and 2 new tokens behind contexts of 0, 60, 30 and 0.
+    fn query_offsets(graph: bool, device: Device) -> Vec<Vec<i32>> {
+        let qo_indptr = [0, 3, 8, 15, 17];
+        let batch = HostBatch {
+            qo_indptr: &qo_indptr,
+            kv_len: &[3, 65, 37, 2],
+            keys: Keys::All,
+            window_left: None,
+            pages: Pages::Ragged { indptr: &qo_indptr },
+            num_pages: 0,
+            max_page_id: -1,
+            planned: Requests::All,
+        };
+        const MOST_CHUNKS: usize = 3;
+        let mut cuts = Cuts::new(&desc(graph), MOST_CHUNKS, device).unwrap();
+        cuts.cut(&batch);
+        let mut numbers = vec![-1; most_numbers(&desc(graph), MOST_CHUNKS)];
+        cuts.write_tables(&mut numbers, &batch, None);
+        let offsets = |cut: &Cut| numbers[cut.table..][..cut.requests.len() + 1].to_vec();
+        cuts.list().iter().map(offsets).collect()
+    }
+
+    #[test]
+    fn rows_of_requests_with_tokens_in_a_chunk_attend_it() {
+        let plain = query_offsets(false, Device::Cuda(0));
+        assert_eq!(plain, [vec![0, 5], vec![0, 5, 12]]);
+        // On a host offsets begin with 0, and so all rows attend.
+        let on_host = query_offsets(true, Device::Cpu);
+        assert_eq!(on_host, vec![vec![0, 3, 8, 15, 17]; 3]);
+        let on_device = query_offsets(true, Device::Cuda(0));
+        assert_eq!(
+            on_device,
+            [[3, 3, 8, 8, 8], [3, 3, 8, 15, 15], [0, 0, 0, 0, 0]]
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! The workspace of an MLA context handle: the workspaces of its parts, and the tensors between them.
 #![allow(unsafe_code)]
 
+use super::cuts::NO_KEYS;
 use crate::backend::{Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -35,13 +36,15 @@ struct Rows {
 /// The tensors of a plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Buffers {
-    /// `[max_num_tokens, H, V]` fp32: what attention over the parts so far comes to.
+    /// `[max_num_tokens, H, V]` fp32: what attention over the chunks so far comes to.
     pub sum_o: Tensor,
     /// `[max_num_tokens, H]` fp32.
     pub sum_lse: Tensor,
-    /// The same of the present chunk.
+    /// The same of one part, where kernels do not add to a sum.
     pub part_o: Tensor,
     pub part_lse: Tensor,
+    /// `sum_o` in the type of the desc, there too: where `part_o` is.
+    pub rounded_o: Tensor,
     /// A chunk: `[max_chunk_tokens, L]`, `[…, R]`, `[…, H, P]`, `[…, H, V]`. Without rows where the caller has them.
     pub latent: Tensor,
     pub rope: Tensor,
@@ -131,6 +134,7 @@ impl Memory {
             sum_lse: tensor(DType::F32, self.rows.sum_lse, &shapes.o[..2])?,
             part_o: tensor(DType::F32, self.rows.part_o, &shapes.o)?,
             part_lse: tensor(DType::F32, self.rows.part_lse, &shapes.o[..2])?,
+            rounded_o: tensor(desc.dtype, self.rows.part_o, &shapes.o)?,
             latent: tensor(desc.dtype, self.rows.latent, &shapes.latent)?,
             rope: tensor(desc.dtype, self.rows.rope, &shapes.rope)?,
             k_nope: tensor(desc.dtype, self.rows.k_nope, &shapes.k_nope)?,
@@ -153,6 +157,29 @@ impl Memory {
             )
         }
     }
+
+    /// The number at [`NO_KEYS`] of the tables, as a copy's source of so many rows and columns.
+    pub fn no_keys(&self, tables: usize, rows: i64, columns: i64) -> Result<Tensor> {
+        let data = tables.wrapping_add(NO_KEYS * size_of::<i32>()) as *mut u8;
+        // SAFETY: the number is there, as in `table`; no index moves from it.
+        unsafe {
+            Tensor::new(
+                "tables",
+                data,
+                self.device,
+                DType::F32,
+                &[1, rows, columns],
+                Some(&[0; 3]),
+            )
+        }
+    }
+}
+
+/// Numbers of the host as a tensor, to be read while they are there.
+pub(super) fn on_host(numbers: &[i32]) -> Result<Tensor> {
+    let (data, count) = (numbers.as_ptr().cast_mut().cast(), numbers.len() as i64);
+    // SAFETY: nobody writes to offsets of a batch.
+    unsafe { Tensor::new("tables", data, Device::Cpu, DType::I32, &[count], None) }
 }
 
 /// Shapes of the tensors.

@@ -1,10 +1,10 @@
 //! The MLA context handle: attention of new tokens over themselves, and chunk by chunk over the cached context of their
 //! requests, in bounded memory. It is made of operators that every backend has: attention with keys in two parts, the
-//! gather of latent records, the up-projection, and merges. Parts are summed up in fp32 and rounded once.
+//! gather of latent records, the up-projection, and merges where a kernel does not add to a sum itself. Chunks are summed up in
+//! fp32; the new tokens come last, and with them the output is rounded.
 //!
 //! This file is the handle: what it creates, plans and offers. A chunk is attended by the rows of those requests only that
-//! have tokens in it. One exception: a captured graph launches the same work for every plan, so there all rows attend as
-//! many chunks as any batch has.
+//! have tokens in it. A captured graph launches as many chunks as any batch has; those that a plan does not have are of no rows.
 
 mod args;
 mod contexts;
@@ -18,7 +18,6 @@ use super::Context;
 use super::attention::{Attention, check_workspace};
 use super::batch::{self, BatchInput, Scratch};
 use crate::backend::{Stream, Workspace, WorkspaceInfo};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::log::Level;
 use crate::problem::{AttentionDesc, Batch, MlaContextArgs, MlaContextDesc, Pages};
@@ -51,21 +50,14 @@ impl MlaContext {
         let problems = Problems::of(desc)?;
         let (desc, most_chunks) = (problems.desc, problems.most_chunks);
         let alone = Attention::new(context, problems.new_tokens)?;
-        let first = Attention::new(
-            context,
-            AttentionDesc {
-                o_dtype: DType::F32,
-                ..problems.new_tokens
-            },
-        )?;
         let chunk = Attention::new(context, problems.chunk)?;
         let tables = context.backend().tables(most_numbers(&desc, most_chunks))?;
         let parts = Parts {
-            new_tokens: larger(&alone.workspace(), &first.workspace()),
+            new_tokens: alone.workspace(),
             chunk: chunk.workspace(),
             tables: tables.workspace(),
         };
-        let cuts = Cuts::new(&desc, most_chunks)?;
+        let cuts = Cuts::new(&desc, most_chunks, context.device())?;
         context.log(
             Level::Info,
             format_args!("MlaContext: kernel {}", chunk.kernel()),
@@ -77,7 +69,6 @@ impl MlaContext {
                 cuts,
                 desc,
                 alone,
-                first,
                 chunk: Mutex::new(chunk),
                 tables,
             },
@@ -156,13 +147,17 @@ impl MlaContext {
             ..BatchInput::default()
         };
         let part = workspace.part(operators.memory.new_tokens);
-        let new_tokens = match cuts.list().is_empty() {
-            true => &mut operators.alone,
-            false => &mut operators.first,
-        };
-        let info = new_tokens.workspace();
+        let info = operators.alone.workspace();
         let bytes = (info.device_bytes, info.host_bytes);
-        new_tokens.plan(&itself, &part, bytes, stream)?;
+        operators.alone.plan(&itself, &part, bytes, stream)?;
+        if !operators.cuts.list().is_empty() {
+            let rows = match operators.desc.graph {
+                true => operators.desc.max_num_tokens.into(),
+                false => planned.num_tokens,
+            };
+            let lse = planned.buffers.sum_lse.narrow(0, 0, rows);
+            operators.clear(&planned, lse, stream)?;
+        }
         self.planned = Some(planned);
         self.plan_chunks(stream)
     }
@@ -213,13 +208,17 @@ impl MlaContext {
         run.whole()
     }
 
-    /// The first step: new tokens over themselves. Without chunks it is the last one too.
+    /// The first step. Without chunks it computes everything; else new tokens are attended over themselves with the last chunk.
     ///
     /// # Errors
     /// As [`MlaContext::run`].
     pub fn new_tokens(&self, args: &MlaContextArgs, stream: Stream) -> Result<()> {
         let run = self.start_step(args, 0, stream)?;
-        run.new_tokens()
+        match self.operators.cuts.list().is_empty() {
+            true => run.new_tokens(),
+            // The steps of a run before may not have been the last ones.
+            false => run.start(),
+        }
     }
 
     /// A chunk's step before the caller's products: its records to `latent` and `rope`.
@@ -240,10 +239,10 @@ impl MlaContext {
         let cut = self.cut(chunk)?;
         let run = self.start_step(args, cut.rows, stream)?;
         run.attend(cut, &run.chunk_rows(cut))?;
-        if chunk + 1 == self.operators.cuts.list().len() {
-            return run.finish();
+        match chunk + 1 == self.operators.cuts.list().len() {
+            true => run.new_tokens(),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     fn planned(&self) -> Result<&Planned> {
@@ -283,13 +282,5 @@ impl MlaContext {
             self.operators.context.device(),
         )?;
         Run::new(&self.operators, planned, args, stream)
-    }
-}
-
-fn larger(a: &WorkspaceInfo, b: &WorkspaceInfo) -> WorkspaceInfo {
-    WorkspaceInfo {
-        device_bytes: a.device_bytes.max(b.device_bytes),
-        host_bytes: a.host_bytes.max(b.host_bytes),
-        alignment: a.alignment.max(b.alignment),
     }
 }

@@ -1,14 +1,14 @@
 //! What an MLA context handle is made of, and where its current plan has it: the attention handles of new tokens and of
 //! chunks, the tables of the chunks, and the memory of all of them.
 
-use super::cuts::{Cut, CutTables, Cuts};
-use super::memory::{Buffers, Memory};
+use super::cuts::{Cut, CutTables, Cuts, ZERO};
+use super::memory::{Buffers, Memory, on_host};
 use crate::api::Context;
 use crate::api::attention::Attention;
 use crate::api::batch::BatchInput;
 use crate::backend::{Stream, Tables, Workspace};
 use crate::error::Result;
-use crate::problem::{MlaContextDesc, RecordPages};
+use crate::problem::{Checked, CopyWeightsArgs, MlaContextDesc, RecordPages};
 use crate::tensor::Tensor;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,10 +16,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(super) struct Operators {
     pub context: Context,
     pub desc: MlaContextDesc,
-    /// New tokens over themselves: where no request has context, straight to the output.
+    /// New tokens over themselves.
     pub alone: Attention,
-    /// The same as the first part of a sum.
-    pub first: Attention,
     /// New tokens over a chunk. A chunk alone is planned with the batch, one of several anew for every run.
     pub chunk: Mutex<Attention>,
     pub tables: Box<dyn Tables>,
@@ -44,7 +42,19 @@ impl Operators {
 
     /// The offsets of no request.
     pub fn zero(&self, planned: &Planned) -> Result<Tensor> {
-        self.memory.table(self.numbers(planned), 0, 1)
+        self.memory.table(self.numbers(planned), ZERO, 1)
+    }
+
+    /// Makes the lse of rows that of no keys.
+    pub fn clear(&self, planned: &Planned, lse: Tensor, stream: Stream) -> Result<()> {
+        let [rows, heads] = [0, 1].map(|dim| lse.extent(dim));
+        let numbers = self.numbers(planned);
+        let copy = CopyWeightsArgs {
+            source: self.memory.no_keys(numbers, rows, heads)?,
+            target: lse.insert_dim(0),
+        };
+        let backend = self.context.backend();
+        backend.copy_weights(&Checked::new(copy), stream)
     }
 
     /// Where the numbers of the tables are.
@@ -53,17 +63,23 @@ impl Operators {
         self.tables.address(&tables)
     }
 
-    /// Plans attention over a chunk. Where lengths are on a device this is all in stream order.
+    /// Plans attention over a chunk: by what the host knows where it is alone, else in stream order.
     pub fn plan_chunk(
         &self,
         planned: &Planned,
         cut: &Cut,
         stream: Stream,
     ) -> Result<MutexGuard<'_, Attention>> {
-        let tables = self.tables(planned, cut)?;
+        let (qo_indptr, kv_indptr) = match self.cuts.on_host() {
+            Some((qo_indptr, kv_indptr)) => (on_host(qo_indptr)?, on_host(kv_indptr)?),
+            None => {
+                let tables = self.tables(planned, cut)?;
+                (tables.qo_indptr, tables.kv_indptr)
+            }
+        };
         let batch = BatchInput {
-            qo_indptr: Some(tables.qo_indptr),
-            kv_indptr: Some(tables.kv_indptr),
+            qo_indptr: Some(qo_indptr),
+            kv_indptr: Some(kv_indptr),
             ..BatchInput::default()
         };
         let part = planned.workspace.part(self.memory.chunk);

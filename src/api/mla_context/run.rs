@@ -1,5 +1,6 @@
-//! One run of a planned MLA context handle, or a step of one: attention over the new tokens, and of every chunk the
-//! gather, the up-projection, attention and the sum. Which chunks there are is in `cuts`.
+//! One run of a planned MLA context handle, or a step of one: of every chunk the gather, the up-projection and attention, which
+//! is added to a sum in fp32, and then attention over the new tokens, which is added to it too. Which chunks there are is in
+//! `cuts`.
 
 use super::cuts::Cut;
 use super::operators::{Operators, Planned};
@@ -10,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{
     AttentionArgs, Checked, ChunkRows, CopyWeightsArgs, Mask, MergeArgs, MlaContextArgs,
-    MlaGatherArgs, RecordPages, Unpacking, UpProjectArgs,
+    MlaGatherArgs, RecordPages, Sum, Unpacking, UpProjectArgs,
 };
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -51,51 +52,106 @@ impl<'a> Run<'a> {
 
     /// Everything. What may be refused of the gathers is, before anything is written.
     pub fn whole(&self) -> Result<()> {
-        let cuts = self.operators.cuts.list().iter();
-        for cut in cuts.clone() {
+        for cut in self.operators.cuts.list() {
             let gather = self.gather_args(cut, &self.chunk_rows(cut))?;
             checked_gather(&gather, self.operators.context.device())?;
         }
-        self.new_tokens()?;
-        for cut in cuts {
+        // The sum begins without keys: so plans make it, and the last part of a run leaves it.
+        self.parts().inspect_err(|_| drop(self.start()))
+    }
+
+    fn parts(&self) -> Result<()> {
+        for cut in self.operators.cuts.list() {
             let rows = self.chunk_rows(cut);
             self.gather(cut, &rows)?;
             self.unpack(cut, &rows)?;
             self.attend(cut, &rows)?;
         }
-        self.finish()
+        self.new_tokens()
     }
 
-    /// Attention of the new tokens over themselves: the output, or the first part of the sum.
+    /// A sum of which no row has seen a key.
+    pub fn start(&self) -> Result<()> {
+        self.clear(self.sum(&(0..self.tokens)).lse)
+    }
+
+    /// The last part: attention of the new tokens over themselves, and what they came to over the chunks. Of both, each row's
+    /// output. Last, because every row has this part: no other one has to write the rows without context.
     pub fn new_tokens(&self) -> Result<()> {
         let args = &self.args;
-        let alone = self.operators.cuts.list().is_empty();
-        let (attention, o, lse) = match alone {
-            true => (&self.operators.alone, args.o, args.lse),
-            false => (&self.operators.first, self.sum(), Some(self.sum_lse())),
-        };
+        let attention = &self.operators.alone;
         let attend = AttentionArgs {
             k_rope: Some(args.k_rope),
-            lse,
+            lse: args.lse,
             lse_base: args.lse_base,
             sm_scale: args.sm_scale,
-            ..AttentionArgs::new(args.q, args.k_nope, args.v, o)
+            ..AttentionArgs::new(args.q, args.k_nope, args.v, args.o)
         };
-        attention.run(&attend, self.stream)
-    }
-
-    /// Outputs so far: the caller's, where they are fp32.
-    fn sum(&self) -> Tensor {
-        match self.args.o.dtype() {
-            DType::F32 => self.args.o,
-            _ => self.planned.buffers.sum_o,
+        if self.operators.cuts.list().is_empty() {
+            return attention.run(&attend, self.stream);
+        }
+        let rows = 0..self.tokens;
+        let sum = Sum {
+            ends: true,
+            ..self.sum(&rows)
+        };
+        match attention.run_adding(&attend, &sum, self.stream)? {
+            true => Ok(()),
+            false => self.merge_new_tokens(&attend, &sum, &rows),
         }
     }
 
-    /// Its lse: the caller's, where it is fp32.
-    fn sum_lse(&self) -> Tensor {
-        let lse = self.args.lse.filter(|lse| lse.dtype() == DType::F32);
-        lse.unwrap_or(self.planned.buffers.sum_lse)
+    /// The same by two operators, where no kernel does it at once: both parts are of the output's type then.
+    fn merge_new_tokens(&self, attend: &AttentionArgs, sum: &Sum, rows: &Range<i64>) -> Result<()> {
+        let part = self.part(rows);
+        let attention = &self.operators.alone;
+        let apart = AttentionArgs {
+            lse: Some(part.lse),
+            ..*attend
+        };
+        attention.run(&apart, self.stream)?;
+        let of_rows = |tensor: Tensor| tensor.narrow(0, rows.start, rows.end - rows.start);
+        let o = of_rows(self.args.o);
+        let of_chunks = match o.dtype() {
+            DType::F32 => sum.o,
+            _ => {
+                let rounded = of_rows(self.planned.buffers.rounded_o);
+                self.copy(sum.o, rounded)?;
+                rounded
+            }
+        };
+        self.merge(MergeArgs {
+            v_a: of_chunks,
+            s_a: sum.lse,
+            v_b: o,
+            s_b: part.lse,
+            v_out: o,
+            s_out: self.args.lse.map(of_rows),
+            ..self.merge_args(sum, &part)
+        })?;
+        self.clear(sum.lse)
+    }
+
+    /// What some rows came to over the chunks so far.
+    fn sum(&self, rows: &Range<i64>) -> Sum {
+        let buffers = &self.planned.buffers;
+        let of_rows = |tensor: Tensor| tensor.narrow(0, rows.start, rows.end - rows.start);
+        Sum {
+            o: of_rows(buffers.sum_o),
+            lse: of_rows(buffers.sum_lse),
+            ends: false,
+        }
+    }
+
+    /// Room for what as many rows come to over one part alone.
+    fn part(&self, rows: &Range<i64>) -> Sum {
+        let buffers = &self.planned.buffers;
+        let of_rows = |tensor: Tensor| tensor.narrow(0, 0, rows.end - rows.start);
+        Sum {
+            o: of_rows(buffers.part_o),
+            lse: of_rows(buffers.part_lse),
+            ends: false,
+        }
     }
 
     /// A chunk's rows: the caller's, or the workspace's.
@@ -185,48 +241,57 @@ impl<'a> Run<'a> {
         up_project_existing(context, &project, Some(&existing), self.stream)
     }
 
-    /// Attention over a chunk, added to the sum. With the last chunk the sum is rounded to the output.
+    /// Attention over a chunk, added to the sum.
     pub fn attend(&self, cut: &Cut, rows: &ChunkRows) -> Result<()> {
         let tokens = self.tokens_of(cut);
-        let of_chunk = |rows: Tensor| rows.narrow(0, tokens.start, tokens.end - tokens.start);
-        let buffers = &self.planned.buffers;
-        let count = tokens.end - tokens.start;
-        let (part_o, part_lse) = (
-            buffers.part_o.narrow(0, 0, count),
-            buffers.part_lse.narrow(0, 0, count),
-        );
+        let sum = self.sum(&tokens);
+        let q = (self.args.q).narrow(0, tokens.start, tokens.end - tokens.start);
         let attend = AttentionArgs {
             k_rope: Some(rows.rope),
-            lse: Some(part_lse),
+            lse: Some(sum.lse),
             lse_base: self.args.lse_base,
             sm_scale: self.args.sm_scale,
             mask: Mask::Full,
-            ..AttentionArgs::new(of_chunk(self.args.q), rows.k_nope, rows.v, part_o)
+            ..AttentionArgs::new(q, rows.k_nope, rows.v, sum.o)
         };
-        self.attend_part(cut, &attend)?;
-        let (sum_o, sum_lse) = (of_chunk(self.sum()), of_chunk(self.sum_lse()));
-        let add = MergeArgs {
-            v_a: sum_o,
-            s_a: sum_lse,
-            v_b: part_o,
-            s_b: part_lse,
-            v_out: match self.is_last(cut) {
-                true => of_chunk(self.args.o),
-                false => sum_o,
-            },
-            s_out: Some(sum_lse),
+        let chunk = match self.operators.cuts.has_one_chunk() {
+            true => self.operators.planned_chunk(),
+            false => self.operators.plan_chunk(self.planned, cut, self.stream)?,
+        };
+        if chunk.run_adding(&attend, &sum, self.stream)? {
+            return Ok(());
+        }
+        let part = self.part(&tokens);
+        // A graph's plan has the rows of those requests alone that have tokens in the chunk.
+        self.clear(part.lse)?;
+        let apart = AttentionArgs {
+            lse: Some(part.lse),
+            o: part.o,
+            ..attend
+        };
+        chunk.run(&apart, self.stream)?;
+        self.merge(self.merge_args(&sum, &part))
+    }
+
+    /// The merge of a part with the sum, in place.
+    fn merge_args(&self, sum: &Sum, part: &Sum) -> MergeArgs {
+        MergeArgs {
+            v_a: sum.o,
+            s_a: sum.lse,
+            v_b: part.o,
+            s_b: part.lse,
+            v_out: sum.o,
+            s_out: Some(sum.lse),
             mask: None,
             lse_base: self.args.lse_base,
             num_tokens_without_a: 0,
             o_scale: 1.0,
-        };
-        let backend = self.operators.context.backend();
-        backend.merge(&Checked::new(add), self.stream)
+        }
     }
 
-    fn is_last(&self, cut: &Cut) -> bool {
-        let last = self.operators.cuts.list().last();
-        last.is_some_and(|last| std::ptr::eq(last, cut))
+    fn merge(&self, args: MergeArgs) -> Result<()> {
+        let backend = self.operators.context.backend();
+        backend.merge(&Checked::new(args), self.stream)
     }
 
     /// The rows that attend a chunk.
@@ -237,38 +302,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Attention over a chunk alone.
-    fn attend_part(&self, cut: &Cut, args: &AttentionArgs) -> Result<()> {
-        let chunk = match self.operators.cuts.has_one_chunk() {
-            true => self.operators.planned_chunk(),
-            false => self.operators.plan_chunk(self.planned, cut, self.stream)?,
-        };
-        chunk.run(args, self.stream)
+    fn clear(&self, lse: Tensor) -> Result<()> {
+        self.operators.clear(self.planned, lse, self.stream)
     }
 
-    /// Rounds the sums of the rows that the last chunk was not for, and the lse of all.
-    pub fn finish(&self) -> Result<()> {
-        let Some(last) = self.operators.cuts.list().last() else {
-            return Ok(());
-        };
-        if self.args.o.dtype() != DType::F32 {
-            let rounded = self.tokens_of(last);
-            for tokens in [0..rounded.start, rounded.end..self.tokens] {
-                let count = tokens.end - tokens.start;
-                let rows = |tensor: Tensor| tensor.narrow(0, tokens.start, count);
-                self.round(rows(self.sum()), rows(self.args.o))?;
-            }
-        }
-        match self.args.lse {
-            Some(lse) if lse.dtype() != DType::F32 => {
-                let rows = |lse: Tensor| lse.narrow(0, 0, self.tokens).insert_dim(0);
-                self.round(rows(self.sum_lse()), rows(lse))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn round(&self, source: Tensor, target: Tensor) -> Result<()> {
+    fn copy(&self, source: Tensor, target: Tensor) -> Result<()> {
         let copy = Checked::new(CopyWeightsArgs { source, target });
         let backend = self.operators.context.backend();
         backend.copy_weights(&copy, self.stream)

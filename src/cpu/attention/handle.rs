@@ -13,7 +13,7 @@ use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
 use crate::plan::{self, device_page_ids, num_copied_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, CombineItem, HostBatch, Tiling, WorkItem,
+    AttentionArgs, AttentionDesc, Batch, Checked, CombineItem, HostBatch, Sum, Tiling, WorkItem,
     WorkList,
 };
 use std::sync::Arc;
@@ -170,6 +170,16 @@ impl Attention for CpuAttention {
     }
 
     fn run(&self, args: &Checked<AttentionArgs>, _: Stream) -> Result<()> {
+        self.compute(args, None)
+    }
+
+    fn run_adding(&self, args: &Checked<AttentionArgs>, sum: &Sum, _: Stream) -> Result<bool> {
+        self.compute(args, Some(sum)).map(|()| true)
+    }
+}
+
+impl CpuAttention {
+    fn compute(&self, args: &Checked<AttentionArgs>, sum: Option<&Sum>) -> Result<()> {
         let planned = self.planned.as_ref().ok_or_else(|| {
             Error::NotPlanned("run: there is no plan yet; a successful plan is needed first".into())
         })?;
@@ -182,7 +192,7 @@ impl Attention for CpuAttention {
                 (b, rows.into(), plan.kv_len[b].into())
             }),
         )?;
-        let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args);
+        let run = Run::new(&self.desc, &self.shape, self.isa.kernels(), plan, args, sum);
         let (layouts, start) = (&self.shape.scratch, planned.base + self.shape.regions.own);
         // Partial results and scratch belong to the plan, so the turn lasts until the rows are combined.
         let turn = self.pool.turn();

@@ -3,6 +3,7 @@
 mod addresses;
 #[cfg(folio_avx512)]
 mod amx_products;
+mod before;
 mod bias;
 mod combine;
 mod few_rows;

@@ -10,6 +10,16 @@ use crate::problem::{LogBase, NO_PARTIAL};
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
+/// Columns of a row that are added at a time; rows may have any number.
+const COLUMNS: usize = 128;
+
+/// What a row's weighted sum of values is multiplied by, and what it came to before the run.
+#[derive(Debug, Clone, Copy, Default)]
+struct Weights {
+    values: f32,
+    sink: f32,
+}
+
 impl Run<'_> {
     /// Stores rows of a KV head: outputs, or partial results where the keys were split. `o`, `max` and `sum` begin
     /// with the first of `rows`.
@@ -72,31 +82,56 @@ impl Run<'_> {
         sum: f32,
         v_scale: f32,
     ) {
-        let store = Store {
-            src: values.as_ptr(),
-            factor: self.row_factor(token, head, max, sum, v_scale),
-            dst: self.o.at(token, head),
-            dim: self.shape.dim_vo,
+        let weights = self.row_weights(token, head, max, sum, v_scale);
+        let store = |src: &[f32], factor, first: usize| {
+            let dst = self.o.at(token, head);
+            let store = Store {
+                src: src.as_ptr(),
+                factor,
+                dst: dst.wrapping_add(first * self.o_dtype.size()),
+                dim: src.len(),
+            };
+            // SAFETY: token and head are the batch's, for which o was checked; rows of other items are others.
+            unsafe { self.kernels.store[self.o_dtype as usize](&store) };
         };
-        // SAFETY: token and head are the batch's, for which o was checked; rows of other items are others.
-        unsafe { self.kernels.store[self.o_dtype as usize](&store) };
+        let values = &values[..self.shape.dim_vo];
+        let Some(before) = self.before.as_ref().filter(|_| weights.sink > 0.0) else {
+            return store(values, weights.values, 0);
+        };
+        for (block, values) in values.chunks(COLUMNS).enumerate() {
+            let first = block * COLUMNS;
+            let mut row = [0.0; COLUMNS];
+            let row = &mut row[..values.len()];
+            before.copy(token, head, first, row);
+            for (x, value) in row.iter_mut().zip(values) {
+                *x = value * weights.values + *x * weights.sink;
+            }
+            store(row, 1.0, first);
+        }
     }
 
-    /// Stores the lse of a row. Returns the factor that turns its weighted sum of values into its output. `v_scale` is
-    /// what of `v_scales` the sum lacks.
-    fn row_factor(&self, token: i64, head: usize, max: f32, sum: f32, v_scale: f32) -> f32 {
-        let sink = self
-            .sinks
-            .map_or(f32::NEG_INFINITY, |sinks| sinks[head] * LOG2_E);
+    /// A logit that has no key, in base 2: the sink, or what the row came to before the run.
+    fn sink(&self, token: i64, head: usize) -> f32 {
+        match (&self.before, self.sinks) {
+            (Some(before), _) => before.take_lse(token, head),
+            (None, Some(sinks)) => sinks[head] * LOG2_E,
+            (None, None) => f32::NEG_INFINITY,
+        }
+    }
+
+    /// Stores the lse of a row. Returns the factors that turn its weighted sum of values, and what would be the sink's, into its
+    /// output. `v_scale` is what of `v_scales` the sum lacks.
+    fn row_weights(&self, token: i64, head: usize, max: f32, sum: f32, v_scale: f32) -> Weights {
+        let sink = self.sink(token, head);
         let top = max.max(sink);
         let empty = saw_nothing(top, sum);
-        let (keep, total) = if empty {
-            (0.0, 0.0)
+        let (keep, of_sink, total) = if empty {
+            (0.0, 0.0, 0.0)
         } else if sink == f32::NEG_INFINITY {
-            (1.0, sum)
+            (1.0, 0.0, sum)
         } else {
-            let keep = (max - top).exp2();
-            (keep, sum * keep + (sink - top).exp2())
+            let (keep, of_sink) = ((max - top).exp2(), (sink - top).exp2());
+            (keep, of_sink, sum * keep + of_sink)
         };
         if let Some((lse, dtype, base)) = &self.lse {
             let value = if empty { top } else { top + total.log2() };
@@ -107,13 +142,18 @@ impl Run<'_> {
             // SAFETY: as in `output`, of lse.
             unsafe { dtype::store(lse.at(token, head), *dtype, 0, value) };
         }
-        let v_scale = self.v_factor * v_scale;
-        if empty { 0.0 } else { keep / total * v_scale }
+        if empty {
+            return Weights::default();
+        }
+        Weights {
+            values: keep / total * (self.v_factor * v_scale),
+            sink: of_sink / total,
+        }
     }
 
     /// Whether the outputs of an item are bf16 and are written directly.
     pub fn stores_bf16(&self, item: &Item<'_>) -> bool {
-        item.partial == NO_PARTIAL && self.o_dtype == DType::BF16
+        item.partial == NO_PARTIAL && self.o_dtype == DType::BF16 && self.before.is_none()
     }
 
     /// Stores the lse of rows of a KV head, and fills in the factor of each. `max` and `sum` begin with the first of
@@ -130,7 +170,9 @@ impl Run<'_> {
         for (i, row) in rows.enumerate() {
             let (token, qo_head) = self.token_and_head(item, head, row);
             let v_scale = self.v_scales.of_head(item.request, head);
-            factors[i] = self.row_factor(token, qo_head, max[i], sum[i], v_scale);
+            factors[i] = self
+                .row_weights(token, qo_head, max[i], sum[i], v_scale)
+                .values;
         }
     }
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::addresses::{Cache, Grid};
+use super::before::Before;
 use super::bias::Bias;
 use super::item::Item;
 use super::keys::Keys;
@@ -18,7 +19,7 @@ use crate::cpu::kernels::softmax::Logits;
 use crate::cpu::kernels::table::Kernels;
 use crate::dtype::DType;
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Checked, Kind, KvStorage, LogBase, NO_PARTIAL, WorkItem,
+    AttentionArgs, AttentionDesc, Checked, Kind, KvStorage, LogBase, NO_PARTIAL, Sum, WorkItem,
 };
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -65,6 +66,8 @@ pub struct Run<'a> {
     slopes: Option<Slopes<'a>>,
     bias: Option<Bias>,
     pub sinks: Option<&'a [f32]>,
+    /// What the outputs are added to; then there are no sinks.
+    pub before: Option<Before>,
 }
 
 // SAFETY: the pointers are the caller's tensors and the plan's workspace: inputs are only read, and each
@@ -79,6 +82,7 @@ impl<'a> Run<'a> {
         kernels: &'a Kernels,
         plan: Plan<'a>,
         args: &'a Checked<AttentionArgs>,
+        sum: Option<&Sum>,
     ) -> Run<'a> {
         let of_rows = |scales: &'a Option<Tensor>| desc.kv_format.head_scales(scales.as_ref());
         let o_scale = args.o_scale * RowScales::of(args.o_scales.as_ref()).of_head(0, 0);
@@ -134,6 +138,7 @@ impl<'a> Run<'a> {
             slopes: Slopes::of(args),
             bias: args.score_bias.as_ref().map(Bias::of),
             sinks: floats(&args.sinks),
+            before: sum.map(|sum| Before::new(sum, args.lse_base)),
         }
     }
 

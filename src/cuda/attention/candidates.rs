@@ -99,6 +99,11 @@ impl Candidates {
         of_each.max().unwrap_or(0)
     }
 
+    /// Whether a run may be added to a sum.
+    pub fn may_add(&self) -> bool {
+        self.preferred.iter().any(|kernel| kernel.may_add())
+    }
+
     /// The kernel that takes a run.
     pub fn pick(&self, run: &Run<'_>) -> &dyn AttentionKernel {
         let mut missing = Features::default();

@@ -6,11 +6,15 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, blocks_of};
 use crate::cuda::kernels::Row;
 use crate::cuda::kernels::attention::MOST_HEAD_DIM;
-use crate::cuda::kernels::keyless::{COMBINE, COMBINE_INVARIANT, COMBINE_LATENT, COMBINE_WIDE};
+use crate::cuda::kernels::keyless::{
+    COMBINE, COMBINE_INVARIANT, COMBINE_LATENT, COMBINE_SUMS, COMBINE_WIDE, Keyless,
+};
 use crate::cuda::kernels::waits_for_prerequisites;
-use crate::cuda::params::{AttentionParams, CombineParams, V_SCALES_OF_REQUESTS, dtype_code};
+use crate::cuda::params::{
+    AttentionParams, CombineParams, SumParams, V_SCALES_OF_REQUESTS, dtype_code,
+};
 use crate::error::Result;
-use crate::problem::{AttentionDesc, Kind};
+use crate::problem::{AttentionDesc, Kind, Sum};
 
 /// Blocks of the combine kernel for each multiprocessor, unless there are more split rows: more than run at a time, since
 /// blocks of a short list end early, and no more, since each begins with loads that wait for one another.
@@ -28,6 +32,8 @@ const LATENT_BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 pub struct Combine {
     row: &'static Row,
     function: Function,
+    /// For runs that are added to a sum, where a kernel adds.
+    of_sums: Option<Function>,
     desc: AttentionDesc,
     /// The device starts a kernel while the one before it drains.
     dependent: bool,
@@ -35,11 +41,16 @@ pub struct Combine {
 }
 
 impl Combine {
-    /// Loads the kernel.
+    /// Loads the kernel; `adds`: the one for sums as well.
     ///
     /// # Errors
     /// As [`Loader::find`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Combine> {
+    pub fn load(
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+        adds: bool,
+    ) -> Result<Combine> {
         let cc = context.device().compute_capability;
         let kernel = match desc.kind {
             Kind::Mla => &COMBINE_LATENT,
@@ -47,10 +58,15 @@ impl Combine {
             _ if desc.batch_invariant => &COMBINE_INVARIANT,
             Kind::Decode | Kind::Prefill => &COMBINE,
         };
-        let (row, function) = loader.find(kernel.candidates(cc), || kernel.unsupported(cc))?;
+        let find = |kernel: &'static Keyless| {
+            loader.find(kernel.candidates(cc), || kernel.unsupported(cc))
+        };
+        let (row, function) = find(kernel)?;
+        let of_sums = adds.then(|| find(&COMBINE_SUMS)).transpose()?;
         Ok(Combine {
             row,
             function,
+            of_sums: of_sums.map(|(_, function)| function),
             desc: *desc,
             dependent: waits_for_prerequisites(cc),
             sm_count: context.device().sm_count as usize,
@@ -75,11 +91,11 @@ impl Combine {
         }
     }
 
-    /// Enqueues the kernel for at most `num_combines` split rows of a run.
+    /// Enqueues the kernel for at most `num_combines` split rows of a run, and what these came to before.
     pub fn launch(
         &self,
         current: &Current<'_>,
-        params: &AttentionParams,
+        (params, sum): (&AttentionParams, Option<&Sum>),
         num_combines: usize,
         stream: Stream,
     ) -> Result<()> {
@@ -106,6 +122,7 @@ impl Combine {
             o_dtype: dtype_code(self.desc.o_dtype),
             blocks_of_row,
             num_tokens: params.num_tokens,
+            sum: SumParams::new(sum),
         };
         let launch = Launch {
             grid: [blocks_of("qo_indptr and kv_len", blocks)?, 1, 1],
@@ -114,7 +131,11 @@ impl Combine {
             dependent: self.dependent,
             stream,
         };
+        let function = match (&self.of_sums, sum) {
+            (Some(of_sums), Some(_)) => of_sums,
+            _ => &self.function,
+        };
         // SAFETY: the kernel takes a `FolioCombineParams`; its addresses are those of the run before it.
-        unsafe { launch.enqueue(current, &self.function, &combine, &[]) }
+        unsafe { launch.enqueue(current, function, &combine, &[]) }
     }
 }

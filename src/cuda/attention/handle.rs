@@ -21,7 +21,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::items_params::MaskItemsParams;
 use crate::cuda::kernels::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
-use crate::cuda::params::PlanView;
+use crate::cuda::params::{PlanView, SumParams};
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::dtype::DType;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, HostBatch,
-    Keys, Kind, KvStorage, Mask, Pages, Tiling, WorkList,
+    Keys, Kind, KvStorage, Mask, Pages, Sum, Tiling, WorkList,
 };
 
 /// One attention problem on one device.
@@ -113,8 +113,8 @@ impl CudaAttention {
         Ok(CudaAttention {
             context: Arc::clone(context),
             desc: *desc,
+            combine: Combine::load(loader, context, desc, candidates.may_add())?,
             candidates,
-            combine: Combine::load(loader, context, desc)?,
             fold_scales: FoldScales::load(loader, context, desc)?,
             round_lse: RoundLse::load(loader, context, desc)?,
             mask_items: MaskItems::load(loader, context, desc)?,
@@ -355,7 +355,15 @@ impl Attention for CudaAttention {
     }
 
     fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()> {
-        self.enqueue(&Around::default(), args, stream)
+        self.enqueue(&Around::default(), args, stream).map(drop)
+    }
+
+    fn run_adding(&self, args: &Checked<AttentionArgs>, sum: &Sum, stream: Stream) -> Result<bool> {
+        let around = Around {
+            sum: Some(sum),
+            ..Around::default()
+        };
+        self.enqueue(&around, args, stream)
     }
 
     fn append_run(
@@ -364,8 +372,11 @@ impl Attention for CudaAttention {
         args: &Checked<AttentionArgs>,
         stream: Stream,
     ) -> Result<()> {
-        let (append, last) = (Some(append), None);
-        self.enqueue(&Around { append, last }, args, stream)
+        let around = Around {
+            append: Some(append),
+            ..Around::default()
+        };
+        self.enqueue(&around, args, stream).map(drop)
     }
 }
 
@@ -376,6 +387,8 @@ struct Around<'a> {
     append: Option<&'a Append<'a>>,
     /// After it.
     last: Option<&'a CudaAttention>,
+    /// What the run is added to.
+    sum: Option<&'a Sum>,
 }
 
 impl CudaAttention {
@@ -387,16 +400,20 @@ impl CudaAttention {
         args: &Checked<AttentionArgs>,
         stream: Stream,
     ) -> Result<()> {
-        let append = None;
-        self.enqueue(&Around { append, last }, args, stream)
+        let around = Around {
+            last,
+            ..Around::default()
+        };
+        self.enqueue(&around, args, stream).map(drop)
     }
 
+    /// False where the run is to be added to a sum and its kernel cannot: then nothing is enqueued.
     fn enqueue(
         &self,
         around: &Around<'_>,
         args: &Checked<AttentionArgs>,
         stream: Stream,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let last = around.last;
         let planned = self.planned()?;
         let current = self.context.enter()?;
@@ -421,6 +438,7 @@ impl CudaAttention {
             &planned.mask_starts,
             args,
         );
+        params.flags |= SumParams::flags(around.sum);
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
         let lse_room = last.map_or(Ok(planned), CudaAttention::planned)?.lse;
         let rounded = self.round_lse.redirect(args, lse_room, &mut params);
@@ -438,9 +456,13 @@ impl CudaAttention {
             keys: planned.keys,
             scratch: planned.scratch,
             new_tokens: None,
+            sum: around.sum,
         };
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
+        if run.sum.is_some() && !kernel.adds(&run) {
+            return Ok(false);
+        }
         let tokens = around.append.map(|append| append.args);
         let new_tokens = tokens.and_then(|tokens| kernel.new_tokens(&run, tokens));
         run.new_tokens = new_tokens.as_ref();
@@ -459,18 +481,16 @@ impl CudaAttention {
         }
         kernel.launch(&current, &run, stream)?;
         if planned.num_combines > 0 {
-            let of_parts = kernel.of_parts(&run);
+            let of_parts = (&kernel.of_parts(&run), run.sum);
             self.combine
-                .launch(&current, &of_parts, planned.num_combines, stream)?;
+                .launch(&current, of_parts, planned.num_combines, stream)?;
         }
-        match rounded.filter(|_| last.is_none()) {
-            None => Ok(()),
-            Some(rounded) => {
-                let num_tokens = planned.num_tokens;
-                self.round_lse
-                    .launch(&current, &rounded, num_tokens, stream)
-            }
+        if let Some(rounded) = rounded.filter(|_| last.is_none()) {
+            let num_tokens = planned.num_tokens;
+            self.round_lse
+                .launch(&current, &rounded, num_tokens, stream)?;
         }
+        Ok(true)
     }
 
     /// Device address of the counts of the current plan.

@@ -13,7 +13,7 @@ use crate::cuda::params::AttentionParams;
 use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, CacheForm, Checked, Keys, RopeAppendArgs, TailCosts, Tiling,
+    AttentionArgs, AttentionDesc, CacheForm, Checked, Keys, RopeAppendArgs, Sum, TailCosts, Tiling,
     Workers,
 };
 use crate::tensor::Tensor;
@@ -49,6 +49,8 @@ pub struct Run<'a> {
     /// Tokens that the kernel is to make and append: what [`AttentionKernel::new_tokens`] said. Otherwise tokens are in the
     /// cache.
     pub new_tokens: Option<&'a RopeAppendParams>,
+    /// What the rows came to over other keys, for a kernel that [`AttentionKernel::adds`].
+    pub sum: Option<&'a Sum>,
 }
 
 /// What a launch reads in place of the run's own tensors.
@@ -148,6 +150,16 @@ pub trait AttentionKernel: Send + Sync {
     /// What a launch of the run needs to append these tokens before it attends to them; `None` where it cannot.
     fn new_tokens(&self, _run: &Run<'_>, _tokens: &RopeAppendArgs) -> Option<RopeAppendParams> {
         None
+    }
+
+    /// Whether it adds some runs to what their rows came to before.
+    fn may_add(&self) -> bool {
+        false
+    }
+
+    /// Whether it does so with this one.
+    fn adds(&self, _run: &Run<'_>) -> bool {
+        false
     }
 
     /// Enqueues the kernel.

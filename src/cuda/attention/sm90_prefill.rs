@@ -14,7 +14,7 @@ use crate::cuda::kernels::attention::{
     AttentionRow, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, SPLIT_ROPE_DIM, Variant,
     prefill_ctas,
 };
-use crate::cuda::params::{AttentionParams, Divisor, row_alignment};
+use crate::cuda::params::{AttentionParams, Divisor, SumParams, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::error::{Error, Result};
 use crate::problem::{
@@ -284,6 +284,7 @@ impl Sm90Prefill {
             row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
             reserved: 0,
+            sum: SumParams::default(),
         }
     }
 
@@ -509,6 +510,15 @@ impl AttentionKernel for Sm90Prefill {
             | self.function(args).err().unwrap_or_default()
     }
 
+    /// The kernels of keys in two parts are those of MLA, whose contexts are attended chunk by chunk.
+    fn may_add(&self) -> bool {
+        self.split_keys.is_some()
+    }
+
+    fn adds(&self, run: &Run<'_>) -> bool {
+        run.args.k_rope.is_some()
+    }
+
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let args = run.args;
         if self.keys == KeySource::Tma && args.k_rope.is_none() {
@@ -530,10 +540,13 @@ impl AttentionKernel for Sm90Prefill {
             // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
             return unsafe { launch.enqueue(current, function, &params(*run.params), &[q]) };
         };
-        let params = params(AttentionParams {
-            k_rope_page_groups: self.page_groups(k_rope),
-            ..*run.params
-        });
+        let params = PrefillParams {
+            sum: SumParams::new(run.sum),
+            ..params(AttentionParams {
+                k_rope_page_groups: self.page_groups(k_rope),
+                ..*run.params
+            })
+        };
         let [q, k, v] = self.maps(self.row, current, [&args.q, &args.k, &args.v])?;
         let k_rope = self
             .cache_map(k_rope, self.row)

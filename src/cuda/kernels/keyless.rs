@@ -23,6 +23,15 @@ pub static COMBINE: Keyless = Keyless {
     rows: LazyLock::new(|| [combine("combine", MOST_HEAD_DIM, true)]),
 };
 
+/// The same for runs that are added to a sum, which Hopper's kernels alone do.
+pub static COMBINE_SUMS: Keyless = Keyless {
+    noun: "combine kernel",
+    rows: LazyLock::new(|| {
+        let row = Row::for_hopper("combine_sums", COMBINE_CODE, COMBINE_THREADS);
+        [with_defines(row, MOST_HEAD_DIM, true, true)]
+    }),
+};
+
 /// The same for batch-invariant plans: each row in the same order whatever the others are.
 pub static COMBINE_INVARIANT: Keyless = Keyless {
     noun: "combine kernel",
@@ -338,11 +347,20 @@ fn row(name: &'static str, code: (&'static str, &'static str), threads: u32) -> 
 
 /// For rows of up to `most_columns` columns; `by_rows`: the order may depend on how many rows are split.
 fn combine(name: &'static str, most_columns: u32, by_rows: bool) -> Row {
-    let mut row = row(name, ("plan/combine.cu", "folio_combine"), 256);
-    row.defines
-        .push(format!("FOLIO_MOST_COLUMNS={most_columns}"));
-    row.defines
-        .push(format!("FOLIO_BY_ROWS={}", u32::from(by_rows)));
+    let row = row(name, COMBINE_CODE, COMBINE_THREADS);
+    with_defines(row, most_columns, by_rows, false)
+}
+
+const COMBINE_CODE: (&str, &str) = ("plan/combine.cu", "folio_combine");
+const COMBINE_THREADS: u32 = 256;
+
+/// What `kernels/plan/combine.cu` is compiled with.
+fn with_defines(mut row: Row, most_columns: u32, by_rows: bool, adds: bool) -> Row {
+    row.defines.extend([
+        format!("FOLIO_MOST_COLUMNS={most_columns}"),
+        format!("FOLIO_BY_ROWS={}", u32::from(by_rows)),
+        format!("FOLIO_ADDS={}", u32::from(adds)),
+    ]);
     row
 }
 

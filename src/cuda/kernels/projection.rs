@@ -219,8 +219,9 @@ fn copy_row(types: CopyTypes) -> CopyRow {
     }
 }
 
-/// To types that there are products of.
-const COPIES: [CopyTypes; 4] = [
+/// To types that there are products of. Numbers of fp32 are copied for MLA contexts.
+const COPIES: [CopyTypes; 5] = [
+    copy(DType::F32, DType::F32),
     copy(DType::BF16, DType::BF16),
     copy(DType::F16, DType::F16),
     copy(DType::F32, DType::BF16),
