@@ -422,6 +422,11 @@ fn main() -> ExitCode {
             (),
             mla::batches_beyond_the_tensors,
         ),
+        case(
+            "mla_decodes_beside_prompts",
+            (),
+            mla::decodes_beside_prompts,
+        ),
         case("mla_both_forms", (), mla::both_forms),
         case("mla_far_pages", (), mla::far_pages),
         case("mla_few_pages", (), mla_few::pages),

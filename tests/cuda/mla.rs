@@ -438,6 +438,28 @@ pub fn graph_drafts() {
     }
 }
 
+/// Decodes of so many keys that they are planned apart from the prompts beside them.
+pub fn decodes_beside_prompts() {
+    let session = session();
+    for (heads, decode_rows, format) in [(16, 1, 1), (5, 3, 2), (1, 16, 3)] {
+        let lens = [
+            (1, 120_000),
+            (90, 200),
+            (decode_rows, 90_000),
+            (0, 50),
+            (1, 0),
+            (decode_rows + 1, 3000),
+            (1, 60_000),
+            (64, 0),
+            (1, 1),
+        ];
+        let form = TableForm::CsrKvLen { spare_pages: 1 };
+        let problem = MlaProblem::plain(&lens).heads(heads).pages(64, form);
+        let problem = stored(problem, FORMATS[format]);
+        assert_right(&problem, &solve_five_times(&*session, &problem));
+    }
+}
+
 /// From `kv_b_proj` to the input of `o_proj`: the absorbed form is that of the heads.
 pub fn both_forms() {
     let session = session();

@@ -663,6 +663,16 @@ pub const CASES: &[Case<Setup>] = &[
         mla_few::splits_and_more_rows,
     ),
     case(
+        "mla_few_decodes_beside_prompts",
+        BACKEND,
+        mla_few::decodes_beside_prompts,
+    ),
+    case(
+        "mla_few_decodes_with_prompts",
+        BACKEND,
+        mla_few::decodes_with_prompts,
+    ),
+    case(
         "mla_few_the_portable_kernel_takes_the_rest",
         BACKEND,
         mla_few::the_portable_kernel_takes_the_rest,

@@ -3,7 +3,7 @@
 
 use folio::api::BatchInput;
 use folio::cuda::mla_few_params::MlaFewParams;
-use folio::cuda::mla_params::MlaParams;
+use folio::cuda::mla_params::{MlaHopperParams, MlaParams};
 use folio::cuda::params::CombineParams;
 use folio::cuda::plan_params::PlanBatchParams;
 use folio::dtype::DType;
@@ -82,6 +82,7 @@ fn recorder() -> Recorder {
     recorder.expect::<MlaFewParams>("folio_sm90_mla_few_tma");
     recorder.expect::<MlaFewParams>("folio_sm90_mla_few_gather");
     recorder.expect::<MlaFewParams>("folio_sm90_mla_few_records");
+    recorder.expect::<MlaHopperParams>("folio_sm90_mla_gather");
     recorder.expect::<MlaParams>("folio_mla");
     recorder.expect::<CombineParams>("folio_combine_latent");
     recorder.expect::<PlanBatchParams>("folio_plan");
@@ -292,4 +293,114 @@ pub fn the_portable_kernel_takes_the_rest() {
     };
     let handle = Handle::of(&context(), many).unwrap();
     assert_eq!(handle.attention.kernel(), "mla_sm90a_bf16_r512_q64_tma");
+}
+
+/// Rows of a prompt beside decodes.
+const PROMPT: i32 = 300;
+const REQUESTS: usize = 4;
+/// Of two decodes as many as are planned apart.
+const MANY_KEYS: i32 = 140_000;
+
+fn mixed(heads: u32) -> AttentionDesc {
+    AttentionDesc {
+        num_qo_heads: heads,
+        max_batch_size: REQUESTS as u32,
+        max_num_tokens: 400,
+        max_qo_len: 400,
+        max_kv_len: MANY_KEYS as u32,
+        max_num_pages: 0,
+        ..mla(DType::F8E4M3.into(), 64)
+    }
+}
+
+/// Plans requests of these rows, and so many keys each.
+fn plan_rows(handle: &mut Handle, rows: [i32; REQUESTS], keys: i32) {
+    let indptr: Vec<i32> = (0..=REQUESTS).map(|n| rows[..n].iter().sum()).collect();
+    let columns = (keys + 63) / 64;
+    let table: Vec<i32> = (0..REQUESTS as i32 * columns)
+        .map(|id| id % PAGES as i32)
+        .collect();
+    let batch = BatchInput {
+        qo_indptr: host_tensor(&indptr, &[REQUESTS as i64 + 1]),
+        kv_len: host_tensor(&[keys; REQUESTS], &[REQUESTS as i64]),
+        block_table: host_tensor(&table, &[REQUESTS as i64, i64::from(columns)]),
+        ..BatchInput::default()
+    };
+    handle.plan(&batch, OURS).unwrap();
+}
+
+/// Names of what a run launches, without those of the kernels that combine split rows.
+fn attended(recorder: &Recorder, handle: &Handle, heads: u32) -> Vec<Launched> {
+    let rows = |address, dim| {
+        let shape = [400, i64::from(heads), dim];
+        at(address, DType::BF16, &shape, None)
+    };
+    let run = AttentionArgs {
+        q: rows(Q, RANK),
+        q_rope: Some(rows(Q_ROPE, ROPE)),
+        o: rows(O, RANK),
+        ..args(records(DType::F8E4M3, 64, RECORD, 64 * RECORD), None)
+    };
+    let mut launched = launches(recorder, handle, &run);
+    launched.retain(|launch| launch.name() != "folio_combine_latent");
+    launched
+}
+
+fn names(launched: &[Launched]) -> Vec<&str> {
+    launched.iter().map(Launched::name).collect()
+}
+
+const DECODES: &str = "folio_sm90_mla_few_records";
+const PROMPTS: &str = "folio_sm90_mla_gather";
+
+/// Decodes of many keys beside a prompt are launched first, of few keys they are the prompts' kernel's.
+pub fn decodes_beside_prompts() {
+    const FEW_KEYS: i32 = 2000;
+    let recorder = recorder();
+    let context = context();
+    for (heads, decode_rows) in [(16, 1), (5, 3)] {
+        let beside = [decode_rows, PROMPT, 1, 0];
+        let mut handle = Handle::of(&context, mixed(heads)).unwrap();
+        plan_rows(&mut handle, beside, MANY_KEYS);
+        let launched = attended(&recorder, &handle, heads);
+        assert_eq!(names(&launched), [DECODES, PROMPTS]);
+        let of_decodes = launched[0].params::<MlaFewParams>().mla.attention;
+        let of_prompts = launched[1].params::<MlaHopperParams>().mla.attention;
+        assert_ne!(of_decodes.plan.items, of_prompts.plan.items);
+        assert_ne!(of_decodes.plan.partial_o, of_prompts.plan.partial_o);
+        assert_eq!(of_decodes.q.data, of_prompts.q.data);
+        plan_rows(&mut handle, beside, FEW_KEYS);
+        assert_eq!(names(&attended(&recorder, &handle, heads)), [PROMPTS]);
+        plan_rows(&mut handle, [decode_rows, 1, 1, 0], FEW_KEYS);
+        assert_eq!(names(&attended(&recorder, &handle, heads)), [DECODES]);
+        plan_rows(&mut handle, [decode_rows + 1, 1, 1, 0], FEW_KEYS);
+        assert_eq!(names(&attended(&recorder, &handle, heads)), [PROMPTS]);
+    }
+}
+
+/// Where two kernels would be launched for every batch, no tile of 16 rows has a token of so many heads, or only the device knows
+/// the lengths.
+pub fn decodes_with_prompts() {
+    let recorder = recorder();
+    let context = context();
+    let graph = AttentionDesc {
+        graph: true,
+        ..mixed(16)
+    };
+    let batch_invariant = AttentionDesc {
+        batch_invariant: true,
+        ..mixed(16)
+    };
+    for desc in [graph, batch_invariant, mixed(17)] {
+        let mut handle = Handle::of(&context, desc).unwrap();
+        plan_rows(&mut handle, [1, PROMPT, 1, 1], MANY_KEYS);
+        let launched = attended(&recorder, &handle, desc.num_qo_heads);
+        assert_eq!(names(&launched), [PROMPTS]);
+    }
+    let mut handle = Handle::of(&context, mixed(16)).unwrap();
+    recorder.forget();
+    handle.plan_device(OURS).unwrap();
+    assert_eq!(recorder.launches().len(), 1);
+    let launched = attended(&recorder, &handle, 16);
+    assert_eq!(names(&launched), [PROMPTS]);
 }

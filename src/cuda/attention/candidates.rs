@@ -167,7 +167,7 @@ fn special(
         });
     }
     let decode = |keys| Sm90Decode::load(keys, Masks::ByPosition, loader, context, desc).map(boxed);
-    let few = |keys| Sm90MlaFew::load(keys, loader, context, desc).map(boxed);
+    let few = |keys: &RecordSource| Sm90MlaFew::load(*keys, loader, context, desc).map(boxed);
     let many = |variant| Sm90Mla::load(variant, loader, context, desc).map(boxed);
     let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
     if is_stored {
@@ -185,10 +185,7 @@ fn special(
         return Ok(kernels);
     }
     match (desc.kind, phase(desc)) {
-        (Kind::Mla, Phase::Decode) if desc.kv_format.is_scaled() => {
-            Ok(vec![few(RecordSource::Records)?])
-        }
-        (Kind::Mla, Phase::Decode) => Ok(vec![few(RecordSource::Boxes)?, few(RecordSource::Rows)?]),
+        (Kind::Mla, Phase::Decode) => Sm90MlaFew::sources(desc).iter().map(few).collect(),
         (Kind::Mla, Phase::Prefill) if desc.kv_format.is_scaled() => {
             Ok(vec![many(MlaVariant::Sm90Gather)?])
         }

@@ -15,6 +15,7 @@ use super::generic::Generic;
 use super::handle::CudaAttention;
 use super::kernel::packed_rows;
 use super::sm90_decode::Sm90Decode;
+use super::sm90_mla_few::Sm90MlaFew;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
@@ -43,6 +44,13 @@ const LEAST_BYTES: u64 = 32 << 20;
 /// The same of keys that no kernel converts: by the portable kernels, 185 of 407 random batches in bf16 were 1.29 times as fast, and
 /// the others 0.71 times.
 const LEAST_BYTES_UNCONVERTED: u64 = 64 << 20;
+
+/// Packed rows of a decode over latent records: those of a tile of Hopper's kernel for few rows.
+const LATENT_DECODE_ROWS: u32 = 16;
+
+/// Latent records of decodes that are worth a kernel of their own. Of 411 random batches over fp8 records on an H200, the 59 with so
+/// many were 1.17 times as fast with it, up to 1.56, and the others 0.78 times.
+const LATENT_KEYS: u64 = 1 << 18;
 
 /// One attention problem whose batches may be mixed.
 pub struct Mixed {
@@ -190,7 +198,11 @@ impl Mixed {
             least_keys,
         };
         let Batch::Host(host) = batch else {
-            return (Planned::Both(Few::Decodes), of_part(Few::Decodes));
+            return match self.prompts.desc.kind {
+                // Two kernels pay for few of its batches.
+                Kind::Mla => (Planned::Prompts, Requests::All),
+                _ => (Planned::Both(Few::Decodes), of_part(Few::Decodes)),
+            };
         };
         let keys = self.keys_by_rows(host);
         let few = self.few_of(&keys);
@@ -242,7 +254,8 @@ impl Part {
         match &mut batch {
             Batch::Host(host) => {
                 *host = HostBatch { planned, ..*host };
-                schedule(host, &self.desc, &self.attention.tiling(), &mut self.work)?;
+                let tiling = self.attention.tiling_of(host);
+                schedule(host, &self.desc, &tiling, &mut self.work)?;
             }
             Batch::Device(device) => device.planned = planned,
         }
@@ -258,6 +271,10 @@ impl Attention for Mixed {
 
     fn tiling(&self) -> Tiling {
         self.prompts.attention.tiling()
+    }
+
+    fn tiling_of(&self, batch: &HostBatch<'_>) -> Tiling {
+        self.prompts.attention.tiling_of(batch)
     }
 
     fn workspace(&self) -> WorkspaceInfo {
@@ -316,9 +333,12 @@ struct FewRows {
 
 impl FewRows {
     fn of(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<FewRows>> {
-        match Arch::Sm90a.runs_on(context.device().compute_capability) {
-            true => FewRows::on_hopper(loader, context, desc),
-            false => Ok(FewRows::of_portable(context, desc)),
+        let is_hopper = Arch::Sm90a.runs_on(context.device().compute_capability);
+        match (is_hopper, desc.kind) {
+            (true, Kind::Mla) => FewRows::of_latent(loader, context, desc),
+            (true, _) => FewRows::on_hopper(loader, context, desc),
+            (false, Kind::Mla) => Ok(None),
+            (false, _) => Ok(FewRows::of_portable(context, desc)),
         }
     }
 
@@ -357,6 +377,29 @@ impl FewRows {
         }))
     }
 
+    /// For latent records that kernels convert, as [`LATENT_KEYS`] says: not for graphs, which would launch both kernels for every
+    /// batch, nor batch-invariant plans, which would divide every batch.
+    fn of_latent(
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<Option<FewRows>> {
+        if desc.graph || desc.batch_invariant || !desc.kv_format.is_scaled() {
+            return Ok(None);
+        }
+        let decodes = apart(desc, LATENT_DECODE_ROWS, LATENT_DECODE_ROWS, LATENT_KEYS)
+            .filter(|few| packed_rows(few) <= LATENT_DECODE_ROWS);
+        let Some(decodes) = decodes else {
+            return Ok(None);
+        };
+        let is_fast = Sm90MlaFew::is_for(loader, context, &decodes)?;
+        Ok(is_fast.then_some(FewRows {
+            decodes,
+            drafts: None,
+            least_keys: LATENT_KEYS,
+        }))
+    }
+
     /// Not for graphs, which would launch both kernels for every batch.
     fn of_portable(context: &Context, desc: &AttentionDesc) -> Option<FewRows> {
         if desc.graph || !Generic::divides_warps(desc) {
@@ -387,15 +430,19 @@ fn apart(
     least_keys: u64,
 ) -> Option<AttentionDesc> {
     let max_qo_len = (packed / desc.group_size()).max(1);
-    let is_mixed = desc.kind == Kind::Prefill
-        && desc.shared_levels == 0
+    let kind = match desc.kind {
+        Kind::Decode => return None,
+        Kind::Prefill => Kind::Decode,
+        Kind::Mla => Kind::Mla,
+    };
+    let is_mixed = desc.shared_levels == 0
         && !desc.mask_items
         && !desc.fp8_products
         && desc.max_batch_size > 1
         && max_qo_len < desc.max_qo_len
         && packed_rows(desc) > most_rows;
     (is_mixed && desc.most_keys() >= least_keys).then_some(AttentionDesc {
-        kind: Kind::Decode,
+        kind,
         max_qo_len,
         ..*desc
     })

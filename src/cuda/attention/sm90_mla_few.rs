@@ -80,6 +80,27 @@ impl Sm90MlaFew {
         }))
     }
 
+    /// Whether one of the kernels takes a problem.
+    ///
+    /// # Errors
+    /// As [`Sm90MlaFew::load`].
+    pub fn is_for(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<bool> {
+        for keys in Sm90MlaFew::sources(desc) {
+            if Sm90MlaFew::load(*keys, loader, context, desc)?.is_ok() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// How the kernels for a problem bring records, the preferred way first.
+    pub fn sources(desc: &AttentionDesc) -> &'static [RecordSource] {
+        match desc.kv_format.is_scaled() {
+            true => &[RecordSource::Records],
+            false => &[RecordSource::Boxes, RecordSource::Rows],
+        }
+    }
+
     /// 8-token groups from page to page; `None` where pages are not a whole number of them apart, or a map could not
     /// describe the cache at all.
     fn page_step(&self, cache: &Tensor) -> Option<u32> {
