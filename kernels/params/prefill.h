@@ -23,7 +23,10 @@ struct FolioPrefillParams {
     FolioDivisor page_size;
     folio_u32 reserved;
     FolioSum sum;  // of runs over keys in two parts
+    // Of these over ragged keys: [batch_size + 1] rows of tensors of their own, which a request has in front of its other keys.
+    // The plan's lengths count them in whole steps of the kernel; ragged keys begin where query rows do. Null: there are none.
+    const folio_i32 *context_indptr;
 };
 
 // The number of src/cuda/prefill_params.rs.
-static_assert(sizeof(FolioPrefillParams) == 424, "Hopper prefill");
+static_assert(sizeof(FolioPrefillParams) == 432, "Hopper prefill");

@@ -7,7 +7,7 @@ use super::{Context, appended, args, desc, rope_append};
 use crate::backend::{Append, Attention as Kernel, Stream, Workspace, WorkspaceInfo};
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::problem::{AttentionArgs, AttentionDesc, RopeAppendArgs, Sum, WorkList};
+use crate::problem::{AttentionArgs, AttentionDesc, Earlier, RopeAppendArgs, WorkList};
 
 /// One attention problem on one context, with its current plan.
 ///
@@ -124,14 +124,14 @@ impl Attention {
         kernel.run(&args, stream)
     }
 
-    /// What [`Kernel::run_adding`] does.
+    /// What [`Kernel::run_after`] does.
     ///
     /// # Errors
     /// As [`Attention::run`].
-    pub(super) fn run_adding(
+    pub(super) fn run_after(
         &self,
         args: &AttentionArgs,
-        sum: &Sum,
+        earlier: &Earlier,
         stream: Stream,
     ) -> Result<bool> {
         let Code::One { kernel, planned } = &self.code else {
@@ -139,8 +139,24 @@ impl Attention {
         };
         self.context.check_stream(stream)?;
         let planned = planned.ok_or_else(no_plan)?;
+        let planned = match earlier.context {
+            None => planned,
+            // The run's own keys are those of its rows, without the context.
+            Some(_) => Planned {
+                kv_rows: planned.num_tokens,
+                ..planned
+            },
+        };
         let args = args::check(args, &self.desc, &planned, self.context.device())?;
-        kernel.run_adding(&args, sum, stream)
+        kernel.run_after(&args, earlier, stream)
+    }
+
+    /// What [`Kernel::context_step`] says.
+    pub(super) fn context_step(&self) -> Option<u32> {
+        match &self.code {
+            Code::One { kernel, .. } => kernel.context_step(),
+            Code::Extend(_) => None,
+        }
     }
 
     /// Normalises, rotates and appends new tokens, and computes attention for the planned batch, whose last keys they are: what

@@ -7,7 +7,8 @@ use super::tables::{HostTables, Tables};
 use super::workspace::{Workspace, WorkspaceInfo};
 use crate::error::Result;
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, HostBatch, RopeAppendArgs, Sum, Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, Earlier, HostBatch, RopeAppendArgs, Tiling,
+    WorkList,
 };
 
 /// Attention operators.
@@ -61,16 +62,21 @@ pub trait Attention: Send + Sync {
     /// Computes with the current plan.
     fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()>;
 
-    /// Adds what [`Attention::run`] computes to what its rows came to over other keys, as if they had seen all of these keys in
-    /// one run. A row that is not in the plan, or sees no key of it, keeps what it has where the outputs are the sum itself.
-    /// Sinks are not accepted. False where the kernel that takes the run cannot: then nothing was done.
-    fn run_adding(
+    /// Computes as if rows saw earlier keys too. A row that is not in the plan, or sees no key, keeps what it has where the outputs
+    /// are the sum itself. Sinks are not accepted. False where the kernel that takes the run cannot: then nothing was done.
+    fn run_after(
         &self,
         _args: &Checked<AttentionArgs>,
-        _sum: &Sum,
+        _earlier: &Earlier,
         _stream: Stream,
     ) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Keys of a step of the kernel that plans are cut for, where it takes a context. A plan for such runs counts each request's
+    /// context in whole steps.
+    fn context_step(&self) -> Option<u32> {
+        None
     }
 
     /// Puts new tokens into the cache, and computes with them. Kernels that can do both do.

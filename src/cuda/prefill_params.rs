@@ -56,10 +56,11 @@ pub struct PrefillParams {
     pub page_size: Divisor,
     pub reserved: u32,
     pub sum: SumParams,
+    pub context_indptr: u64,
 }
 
 /// The number of the `static_assert` at the end of `kernels/params/prefill.h`.
-const _: () = assert!(size_of::<PrefillParams>() == 424);
+const _: () = assert!(size_of::<PrefillParams>() == 432);
 
 #[cfg(test)]
 mod tests {

@@ -222,6 +222,29 @@ pub enum LogBase {
     Two,
 }
 
+/// What rows see beside the keys of a run.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Earlier {
+    /// What they came to before.
+    pub sum: Option<Sum>,
+    /// Keys that all of a request's rows see.
+    pub context: Option<ContextKeys>,
+}
+
+/// Keys in tensors of their own, in front of those of a run over ragged keys in two parts. A plan for such runs has lengths that
+/// count them in whole steps of the kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct ContextKeys {
+    /// As the run's: `[rows, 1, num_kv_heads, elements]`.
+    pub k: Tensor,
+    /// `[rows, 1, 1, elements]`.
+    pub k_rope: Tensor,
+    /// `[rows, 1, num_kv_heads, head_dim_vo]`.
+    pub v: Tensor,
+    /// `[batch_size + 1]` int32 on the run's device: the rows of each request.
+    pub indptr: Tensor,
+}
+
 /// What rows came to over other keys, for a run to add to.
 #[derive(Debug, Clone, Copy)]
 pub struct Sum {

@@ -23,8 +23,8 @@ mod tree;
 mod work;
 
 pub use attention::{
-    AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LEAST_BIAS, LogBase,
-    Mask, MaskColumns, ScoreBias, Sum, Window,
+    AttentionArgs, AttentionChunks, AttentionDesc, ContextKeys, Earlier, Kind, KvLayout, KvStorage,
+    LEAST_BIAS, LogBase, Mask, MaskColumns, ScoreBias, Sum, Window,
 };
 pub use batch::{Batch, DeviceBatch, HostBatch, Keys, PageIds, Pages, Requests};
 pub use cache::AppendArgs;

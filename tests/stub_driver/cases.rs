@@ -529,9 +529,9 @@ pub const CASES: &[Case<Setup>] = &[
         mla_context::a_run_goes_chunk_by_chunk,
     ),
     case(
-        "launch_mla_context_for_rows_with_context",
+        "launch_mla_context_with_new_tokens",
         BACKEND,
-        mla_context::rows_without_context_are_left_alone,
+        mla_context::a_chunk_alone_is_attended_with_new_tokens,
     ),
     case(
         "launch_mla_context_without_sums",

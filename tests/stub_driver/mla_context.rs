@@ -132,12 +132,8 @@ fn names(launched: &[Launched]) -> Vec<&str> {
 }
 
 const CLEAR: &str = "folio_copy_weights";
-const CHUNK_KERNELS: [&str; 4] = [
-    "folio_mla_gather",
-    "folio_up_project",
-    "folio_plan",
-    "folio_prefill_sm90_split_keys",
-];
+const UNPACK: [&str; 2] = ["folio_mla_gather", "folio_up_project"];
+const ATTEND: [&str; 2] = ["folio_plan", "folio_prefill_sm90_split_keys"];
 const NEW_TOKENS: [&str; 1] = ["folio_prefill_sm90_split_keys"];
 const PORTABLE: &str = "folio_attention";
 
@@ -155,7 +151,8 @@ fn of_name<P: Copy>(launched: &[Launched], name: &str) -> Vec<P> {
     named.map(Launched::params).collect()
 }
 
-/// Chunks are added to a sum in the workspace, and then new tokens are, to the caller's output.
+/// Chunks are added to a sum in the workspace. The last one is attended with the new tokens, which are added to the sum in the
+/// caller's output.
 pub fn a_run_goes_chunk_by_chunk() {
     let recorder = recorder();
     let mut handle = Handle::new(false);
@@ -163,45 +160,41 @@ pub fn a_run_goes_chunk_by_chunk() {
     handle.plan([1100, 300]);
     let clears: Vec<CopyWeightsParams> = of_name(&recorder.launches(), CLEAR);
     let launched = handle.run(&recorder);
-    let expected = [&CHUNK_KERNELS[..], &CHUNK_KERNELS, &NEW_TOKENS];
-    assert_eq!(names(&launched), expected.concat());
+    let expected = [UNPACK, ATTEND, UNPACK].concat();
+    assert_eq!(names(&launched), [expected, NEW_TOKENS.to_vec()].concat());
     let workspace =
         WORKSPACE as u64..WORKSPACE as u64 + handle.context.workspace().device_bytes as u64;
-    let [all, both, new] = attends(&launched).try_into().unwrap();
-    let sum = all.sum;
+    let [first, new] = attends(&launched).try_into().unwrap();
+    let sum = first.sum;
     assert!(workspace.contains(&sum.o) && workspace.contains(&sum.lse));
     // The first request alone fills a chunk; the rest of its context shares the second one with the other's.
-    let rows = [&all, &both].map(|part| (part.attention.q.data, part.attention.num_tokens));
-    assert_eq!(rows, [(Q as u64, 500), (Q as u64, 600)]);
-    for part in [&all.attention, &both.attention] {
-        assert_eq!((part.o.data, part.lse), (sum.o, sum.lse));
-        assert!(workspace.contains(&part.k.data) && workspace.contains(&part.v.data));
-        assert_eq!(part.mask_mode as i32, 1);
-    }
-    assert_eq!(
-        [all.attention.num_pages, both.attention.num_pages],
-        [1024, 376]
-    );
+    let part = &first.attention;
+    assert_eq!((part.q.data, part.num_tokens), (Q as u64, 500));
+    assert_eq!((part.o.data, part.lse), (sum.o, sum.lse));
+    assert!(workspace.contains(&part.k.data) && workspace.contains(&part.v.data));
+    assert_eq!((part.mask_mode as i32, part.num_pages), (1, 1024));
+    assert_eq!(first.context_indptr, 0);
     let attention = &new.attention;
+    assert!(workspace.contains(&new.context_indptr));
     assert_eq!(
         [attention.q.data, attention.k.data, attention.v.data],
         [Q, K, V].map(|address| address as u64)
     );
     assert_eq!((attention.o.data, attention.lse), (O as u64, LSE as u64));
     assert_eq!(attention.mask_mode as i32, 0);
-    assert!([all.sum, both.sum, new.sum].iter().all(|of| *of == sum));
+    assert_eq!(new.sum, sum);
     // All rows begin without keys: a plan writes one number of the tables to their lse, and the last part of a run does so again.
     let [clear] = clears.try_into().unwrap();
     assert_eq!((clear.target, clear.rows), (sum.lse, 600));
     assert_eq!(clear.source_strides, [0; 3]);
-    let ends = [&all, &both, &new].map(|part| part.attention.flags & ENDS_SUM != 0);
-    assert_eq!(ends, [false, false, true]);
+    let ends = [&first, &new].map(|part| part.attention.flags & ENDS_SUM != 0);
+    assert_eq!(ends, [false, true]);
     // A split row is added to the same.
     let combines: Vec<CombineParams> = of_name(&launched, "folio_combine");
     assert!(combines.iter().all(|combine| combine.sum == sum));
     // Of the up-projected rows as many exist as the chunk's table says.
-    let gathers: Vec<MlaGatherParams> = of_name(&launched, CHUNK_KERNELS[0]);
-    let products: Vec<UpProjectionParams> = of_name(&launched, CHUNK_KERNELS[1]);
+    let gathers: Vec<MlaGatherParams> = of_name(&launched, UNPACK[0]);
+    let products: Vec<UpProjectionParams> = of_name(&launched, UNPACK[1]);
     assert_eq!(gathers.len(), 2);
     for (gather, product) in gathers.iter().zip(products) {
         let offsets = u64::from(gather.batch_size) * 4;
@@ -209,34 +202,37 @@ pub fn a_run_goes_chunk_by_chunk() {
     }
 }
 
-/// Only the last request has a context: no row of the other one attends a chunk. A chunk alone was planned with the batch, by
-/// lengths of the host.
-pub fn rows_without_context_are_left_alone() {
+/// A chunk that is alone is attended with the new tokens. Tensor maps say where its rows are, a table which each request has, and
+/// the plan that they take whole steps of 128 keys.
+pub fn a_chunk_alone_is_attended_with_new_tokens() {
     let recorder = recorder();
     let mut handle = Handle::new(false);
+    recorder.forget();
     handle.plan([0, 300]);
+    // There is no sum to begin.
+    assert!(names(&recorder.launches()).is_empty());
     let launched = handle.run(&recorder);
-    let expected = [
-        "folio_mla_gather",
-        "folio_up_project",
-        "folio_prefill_sm90_split_keys",
-        "folio_prefill_sm90_split_keys",
-    ];
     // By lengths of the host: nothing is put together where no row is split.
     let all: Vec<&str> = launched.iter().map(Launched::name).collect();
-    assert_eq!(all, expected);
-    let [chunk, new] = attends(&launched).try_into().unwrap();
-    let row = 500 * HEADS as u64;
-    let attention = &chunk.attention;
-    assert_eq!(
-        (attention.q.data, attention.num_tokens),
-        (Q as u64 + row * 192 * 2, 100)
-    );
-    assert_eq!(
-        (chunk.sum.o, chunk.sum.lse),
-        (new.sum.o + row * 128 * 4, new.sum.lse + row * 4)
-    );
-    assert_eq!(new.attention.o.data, O as u64);
+    assert_eq!(all, [&UNPACK[..], &NEW_TOKENS].concat());
+    let workspace =
+        WORKSPACE as u64..WORKSPACE as u64 + handle.context.workspace().device_bytes as u64;
+    let [new] = attends(&launched).try_into().unwrap();
+    assert_eq!((new.sum.o, new.attention.o.data), (0, O as u64));
+    assert_eq!(new.attention.flags & ENDS_SUM, 0);
+    let maps = launched[2].maps();
+    let [q, k, v, k_rope, of_context @ ..] = &maps[..] else {
+        panic!("{} maps", maps.len());
+    };
+    let addresses = [q, k, v, k_rope].map(|map| map.address);
+    assert_eq!(addresses, [Q, K, V, K_ROPE].map(|address| address as u64));
+    assert_eq!(of_context.len(), 3);
+    for map in of_context {
+        assert!(workspace.contains(&map.address));
+    }
+    let numbers = |address, count| recorder.upload_to(address).i32s(address, count);
+    assert_eq!(numbers(new.context_indptr, 3), [0, 0, 300]);
+    assert_eq!(numbers(new.attention.plan.kv_len, 2), [500, 384 + 100]);
     // Without any context the output is written at once.
     handle.plan([0, 0]);
     let launched = handle.run(&recorder);
@@ -246,6 +242,7 @@ pub fn rows_without_context_are_left_alone() {
         (alone.attention.o.data, alone.attention.lse, alone.sum.o),
         (O as u64, LSE as u64, 0)
     );
+    assert_eq!(alone.context_indptr, 0);
 }
 
 /// Rows that no tensor map describes: the kernel that takes them does not add, and so parts are merged, in the output's type in
@@ -267,6 +264,8 @@ pub fn parts_are_merged_where_no_kernel_adds() {
     let expected = [
         "folio_mla_gather",
         "folio_up_project",
+        // Plans begin no sum for a chunk that is alone.
+        CLEAR,
         // The part's rows begin without keys, too.
         CLEAR,
         PORTABLE,
@@ -292,9 +291,7 @@ pub fn a_graph_has_all_chunks() {
     // Kernels are loaded by the first run.
     let launched = handle.run(&recorder);
     let count = |launched: &[Launched]| {
-        let gathers = launched
-            .iter()
-            .filter(|launch| launch.name() == CHUNK_KERNELS[0]);
+        let gathers = launched.iter().filter(|launch| launch.name() == UNPACK[0]);
         gathers.count()
     };
     assert_eq!(count(&launched), 4);

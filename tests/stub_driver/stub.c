@@ -66,13 +66,14 @@ struct launch {
     unsigned grid[3], block[3], shared, cluster, dependent, num_maps;
     uint64_t stream, bytes;
     unsigned char params[4096];
-    uint64_t maps[5][16];
+    uint64_t maps[7][16];
 };
 static struct launch launches[64];
 static unsigned num_launches;
 
-/* What the last upload carried. */
-static struct { uint64_t destination, bytes; unsigned char *data; } upload;
+/* What the last uploads carried, by their numbers modulo the length. */
+static struct upload { uint64_t destination, bytes; unsigned char *data; } uploads[8];
+static unsigned num_uploads;
 
 static int mode_is(const char *name) {
     const char *mode = getenv("FOLIO_STUB");
@@ -103,8 +104,11 @@ EXPORT void folio_stub_params(const char *kernel, size_t bytes) {
     kernel_named(kernel)->bytes = bytes;
 }
 EXPORT const struct launch *folio_stub_launches(unsigned *count) { return *count = num_launches, launches; }
-EXPORT const unsigned char *folio_stub_upload(uint64_t *destination, uint64_t *bytes) {
-    return *destination = upload.destination, *bytes = upload.bytes, upload.data;
+/* The last upload but so many; the last few are kept. */
+EXPORT const unsigned char *folio_stub_upload(unsigned later, uint64_t *destination, uint64_t *bytes) {
+    if (later >= num_uploads || later >= sizeof uploads / sizeof *uploads) return NULL;
+    const struct upload *upload = &uploads[(num_uploads - 1 - later) % (sizeof uploads / sizeof *uploads)];
+    return *destination = upload->destination, *bytes = upload->bytes, upload->data;
 }
 EXPORT void *folio_stub_current(void) { return depth ? stack[depth - 1] : NULL; }
 EXPORT int folio_stub_retained(void) { return retained; }
@@ -241,7 +245,7 @@ static void keep_launch(const struct config *c, const struct kernel *kernel, voi
         if (c->attributes[i].id == 6) l->dependent = c->attributes[i].value.words[0];
     }
     memcpy(l->params, params[0], kernel->bytes);
-    for (; l->num_maps < 5 && params[1 + l->num_maps]; ++l->num_maps)
+    for (; l->num_maps < 7 && params[1 + l->num_maps]; ++l->num_maps)
         memcpy(l->maps[l->num_maps], params[1 + l->num_maps], sizeof l->maps[0]);
 }
 
@@ -310,7 +314,8 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(uint64_t destination, const void *source, s
     (void)stream;
     note("cuMemcpyHtoDAsync");
     if (fails("cuMemcpyHtoDAsync")) return UNKNOWN;
-    upload.data = realloc(upload.data, bytes);
-    memcpy(upload.data, source, bytes);
-    return upload.destination = destination, upload.bytes = bytes, OK;
+    struct upload *upload = &uploads[num_uploads++ % (sizeof uploads / sizeof *uploads)];
+    upload->data = realloc(upload->data, bytes);
+    memcpy(upload->data, source, bytes);
+    return upload->destination = destination, upload->bytes = bytes, OK;
 }

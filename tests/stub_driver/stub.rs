@@ -97,7 +97,7 @@ pub struct Launched {
     pub stream: u64,
     param_bytes: u64,
     params: [u8; 4096],
-    maps: [[u64; 16]; 5],
+    maps: [[u64; 16]; 7],
 }
 
 /// What the stub's driver encoded in a tensor map.
@@ -233,16 +233,29 @@ impl Recorder {
 
     /// Where the last upload went, and its bytes.
     pub fn upload(&self) -> Upload {
+        self.last_upload_but(0).expect("nothing was uploaded")
+    }
+
+    /// The newest of the last uploads that wrote to a device address.
+    pub fn upload_to(&self, address: u64) -> Upload {
+        let mut uploads = (0..).map_while(|later| self.last_upload_but(later));
+        let wrote = |upload: &Upload| {
+            (upload.address..upload.address + upload.bytes.len() as u64).contains(&address)
+        };
+        uploads.find(wrote).expect("an upload to this address")
+    }
+
+    fn last_upload_but(&self, later: c_uint) -> Option<Upload> {
         let (mut address, mut len) = (0, 0);
-        // SAFETY: the function's type is that of stub.c, which keeps the bytes until the next upload.
+        // SAFETY: the function's type is that of stub.c, which keeps the bytes until there are later uploads.
         unsafe {
-            let data =
-                self.get::<unsafe extern "C" fn(*mut u64, *mut u64) -> *const u8>(
-                    "folio_stub_upload",
-                )(&mut address, &mut len);
-            assert!(!data.is_null(), "nothing was uploaded");
-            let bytes = std::slice::from_raw_parts(data, len as usize).to_vec();
-            Upload { address, bytes }
+            let data = self.get::<unsafe extern "C" fn(c_uint, *mut u64, *mut u64) -> *const u8>(
+                "folio_stub_upload",
+            )(later, &mut address, &mut len);
+            (!data.is_null()).then(|| Upload {
+                address,
+                bytes: std::slice::from_raw_parts(data, len as usize).to_vec(),
+            })
         }
     }
 

@@ -107,6 +107,12 @@ struct Work {
     u32 kv_head;
     i64 source;
     u32 key_sets;
+    int context_len, context_row;
+};
+
+// The tensor maps of keys and values.
+struct KeyMaps {
+    const TensorMap *k, *k_rope, *v;
 };
 
 // Whether a warp would not wait.
@@ -129,8 +135,14 @@ public:
     __device__ __forceinline__ Work next() {
         mbarrier_wait(shared + TILE_FULL + 8 * slot.index(), slot.parity());
         const Tile &tile = tiles[slot.index() * TILE_RECORDS];
-        const Work work = {read(tile.num_steps), read(tile.first_block), read(tile.kv_end),
-                           read(tile.kv_head),   read(tile.source),      OWN_KEYS ? read(tile.key_sets) : 1};
+        const Work work = {read(tile.num_steps),
+                           read(tile.first_block),
+                           read(tile.kv_end),
+                           read(tile.kv_head),
+                           read(tile.source),
+                           OWN_KEYS ? read(tile.key_sets) : 1,
+                           CONTEXT ? read(tile.context_len) : 0,
+                           CONTEXT ? read(tile.context_row) : 0};
         if (is_reader()) mbarrier_arrive(shared + TILE_READ + 8 * slot.index());
         slot.advance();
         return work;
@@ -157,11 +169,15 @@ private:
 template <int DIM, int ROPE, u32 BUFFERS, u32 FULL, u32 EMPTY>
 class Loader {
 public:
+    // `context`: of keys in front of others, of which none are where CONTEXT is false.
     __device__ __forceinline__ Loader(const FolioAttentionParams &params, const FolioCache &cache, const TensorMap *map,
-                                      const TensorMap *rope_map, const u8 *shared_bytes)
+                                      const TensorMap *rope_map, const TensorMap *context_map,
+                                      const TensorMap *context_rope_map, const u8 *shared_bytes)
         : params(params),
           map(map),
           rope_map(rope_map),
+          context_map(context_map),
+          context_rope_map(context_rope_map),
           shared(shared_address(shared_bytes)),
           reader(shared_bytes),
           lane(threadIdx.x % 32),
@@ -245,38 +261,45 @@ private:
     }
 
     __device__ __forceinline__ void load_ragged(const Work &work) {
-        int row = static_cast<int>(work.source) + work.first_block * BLOCK;
+        const int of_context = (work.context_len + BLOCK - 1) / BLOCK;
+        int block = work.first_block - of_context;
 #pragma unroll 1
-        for (int remaining = work.num_steps; remaining > 0; --remaining, row -= BLOCK) {
+        for (int remaining = work.num_steps; remaining > 0; --remaining, --block) {
             const u32 full = acquire();
             const u32 target = shared + BUFFERS + ring.index * BYTES + lane * COLUMN_BLOCK_BYTES;
+            const bool in_context = CONTEXT && block < 0;
+            const int row = in_context ? work.context_row + (block + of_context) * BLOCK
+                                       : static_cast<int>(work.source) + block * BLOCK;
             if (lane < OWN_BLOCKS) {
-                tma_load_3d(target, map, full, BLOCK_COLUMNS * lane, row, work.kv_head);
+                tma_load_3d(target, in_context ? context_map : map, full, BLOCK_COLUMNS * lane, row, work.kv_head);
             } else if (lane < COLUMN_BLOCKS) {
-                tma_load_3d(target, rope_map, full, BLOCK_COLUMNS * (lane - OWN_BLOCKS), row, 0);
+                tma_load_3d(target, in_context ? context_rope_map : rope_map, full, BLOCK_COLUMNS * (lane - OWN_BLOCKS),
+                            row, 0);
             }
             ring.advance();
         }
     }
 
     const FolioAttentionParams &params;
-    const TensorMap *map, *rope_map;
+    const TensorMap *map, *rope_map, *context_map, *context_rope_map;
     u32 shared;
     TileReader reader;
     u32 lane, groups_per_page;
     Ring<STAGES> ring;
 };
 
-__device__ __forceinline__ void produce(const FolioPrefillParams &params, const TensorMap *q_map,
-                                        const TensorMap *k_map, const TensorMap *k_rope_map, const TensorMap *v_map,
-                                        u8 *shared_bytes) {
+__device__ __forceinline__ void produce(const FolioPrefillParams &params, const TensorMap *q_map, const KeyMaps &maps,
+                                        const KeyMaps &context, u8 *shared_bytes) {
     const FolioAttentionParams &attention = params.attention;
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
     if (warp == 0) {
-        Loader<DIM_QK, ROPE_DIM, KEYS, KEY_FULL, KEY_EMPTY>(attention, attention.k, k_map, k_rope_map, shared_bytes)
+        Loader<DIM_QK, ROPE_DIM, KEYS, KEY_FULL, KEY_EMPTY>(attention, attention.k, maps.k, maps.k_rope, context.k,
+                                                            context.k_rope, shared_bytes)
             .run();
     } else if (warp == 1) {
-        Loader<DIM_VO, 0, VALUES, VALUE_FULL, VALUE_EMPTY>(attention, attention.v, v_map, v_map, shared_bytes).run();
+        Loader<DIM_VO, 0, VALUES, VALUE_FULL, VALUE_EMPTY>(attention, attention.v, maps.v, maps.v, context.v, context.v,
+                                                           shared_bytes)
+            .run();
     } else if (warp == 2 && threadIdx.x % 32 == 0) {
         Scheduler(params, q_map, shared_bytes).run();
     }

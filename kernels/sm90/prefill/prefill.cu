@@ -230,7 +230,7 @@ private:
         float factor[2];
         const bool rescales = finish_scores(tile, steps, mask, s, rows, factor);
         pack_probabilities(p, s);
-        clear_stale_values(tile);
+        clear_stale_values(tile, steps.block);
         if constexpr (!Before::THERE) {
 #pragma unroll
             for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
@@ -264,6 +264,7 @@ private:
         value.release(turn, shared + VALUE_EMPTY);
         value.advance(turn);
         pack_probabilities(p, s);
+        if (tile.context_ends_in(steps.block)) clear_stale_values(tile, steps.block);
         if (rescales) multiply(o, factor);
     }
 
@@ -290,12 +291,12 @@ private:
         }
     }
 
-    // Rows of V past the last key have weight 0, but 0 * NaN is NaN, so each warpgroup clears them before its products;
-    // that several clear the same rows does no harm. Boxes past the last key are zeros already.
-    __device__ __forceinline__ void clear_stale_values(const Tile &tile) const {
+    // Rows of V past the last key, or the last of a context, have weight 0, but 0 * NaN is NaN, so each warpgroup clears them
+    // before its products; that several clear the same rows does no harm. Boxes past the last key are zeros already.
+    __device__ __forceinline__ void clear_stale_values(const Tile &tile, int block) const {
         constexpr int ROW_PIECES = VALUE_COLUMN_BLOCKS * 8;
-        const int box = box_tokens(params), first_key = tile.first_block * BLOCK;
-        const int begin = tile.kv_end - first_key;
+        const int box = box_tokens(params), first_key = block * BLOCK;
+        const int begin = tile.end_in(block, tile.kv_end) - first_key;
         const int end = KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
         if (begin >= end || !turn.has_keys()) return;
         await_values();
@@ -349,16 +350,16 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
     mbarrier_init_fence();
 }
 
-// `k_rope_map` is not used where keys are whole, and of K and V no map is where rows come one by one.
-__device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map, const TensorMap &k_map,
-                                       const TensorMap &k_rope_map, const TensorMap &v_map) {
+// `k_rope` is not used where keys are whole, and of K and V no map is where rows come one by one. `context`: where CONTEXT.
+__device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map, const KeyMaps &maps,
+                                       const KeyMaps &context) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     const u32 shared = shared_address(shared_bytes);
     if (threadIdx.x == 0) init_barriers(shared);
     if (threadIdx.x == 32) tensor_map_prefetch(&q_map);
-    if (threadIdx.x == 64) tensor_map_prefetch(&k_map);
-    if (ROPE_DIM > 0 && threadIdx.x == 65) tensor_map_prefetch(&k_rope_map);
-    if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
+    if (threadIdx.x == 64) tensor_map_prefetch(maps.k);
+    if (ROPE_DIM > 0 && threadIdx.x == 65) tensor_map_prefetch(maps.k_rope);
+    if (threadIdx.x == 96) tensor_map_prefetch(maps.v);
     __syncthreads();
     wait_for_prerequisites();
     // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224
@@ -376,7 +377,7 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
         if constexpr (KV_ROWS != KvRows::ROWS) {
-            produce(params, &q_map, &k_map, &k_rope_map, &v_map, shared_bytes);
+            produce(params, &q_map, maps, context, shared_bytes);
         } else if constexpr (CONVERTS) {
             produce_rows<RowConverter<FOLIO_KV>>(params, &q_map, shared_bytes);
         } else {
@@ -397,16 +398,17 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     folio_prefill_sm90_rows(const __grid_constant__ FolioPrefillParams params,
                             const __grid_constant__ folio::TensorMap q_map) {
-    folio::prefill::attend(params, q_map, q_map, q_map, q_map);
+    folio::prefill::attend(params, q_map, {&q_map, &q_map, &q_map}, {});
 }
 #elif FOLIO_ROPE_DIM > 0
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_sm90_split_keys(const __grid_constant__ FolioPrefillParams params,
-                                  const __grid_constant__ folio::TensorMap q_map,
-                                  const __grid_constant__ folio::TensorMap k_map,
-                                  const __grid_constant__ folio::TensorMap v_map,
-                                  const __grid_constant__ folio::TensorMap k_rope_map) {
-    folio::prefill::attend(params, q_map, k_map, k_rope_map, v_map);
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_prefill_sm90_split_keys(
+    const __grid_constant__ FolioPrefillParams params, const __grid_constant__ folio::TensorMap q_map,
+    const __grid_constant__ folio::TensorMap k_map, const __grid_constant__ folio::TensorMap v_map,
+    const __grid_constant__ folio::TensorMap k_rope_map, const __grid_constant__ folio::TensorMap context_k_map,
+    const __grid_constant__ folio::TensorMap context_v_map,
+    const __grid_constant__ folio::TensorMap context_k_rope_map) {
+    folio::prefill::attend(params, q_map, {&k_map, &k_rope_map, &v_map},
+                           {&context_k_map, &context_k_rope_map, &context_v_map});
 }
 #elif FOLIO_MASKED
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::prefill::CTAS)
@@ -414,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::prefill::CTAS
                               const __grid_constant__ folio::TensorMap q_map,
                               const __grid_constant__ folio::TensorMap k_map,
                               const __grid_constant__ folio::TensorMap v_map) {
-    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
+    folio::prefill::attend(params, q_map, {&k_map, &k_map, &v_map}, {});
 }
 #elif FOLIO_LOGITS == 1
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
@@ -422,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
                               const __grid_constant__ folio::TensorMap q_map,
                               const __grid_constant__ folio::TensorMap k_map,
                               const __grid_constant__ folio::TensorMap v_map) {
-    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
+    folio::prefill::attend(params, q_map, {&k_map, &k_map, &v_map}, {});
 }
 #elif FOLIO_LOGITS == 2
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
@@ -430,13 +432,13 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
                               const __grid_constant__ folio::TensorMap q_map,
                               const __grid_constant__ folio::TensorMap k_map,
                               const __grid_constant__ folio::TensorMap v_map) {
-    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
+    folio::prefill::attend(params, q_map, {&k_map, &k_map, &v_map}, {});
 }
 #else
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::prefill::CTAS)
     folio_prefill_sm90(const __grid_constant__ FolioPrefillParams params,
                        const __grid_constant__ folio::TensorMap q_map, const __grid_constant__ folio::TensorMap k_map,
                        const __grid_constant__ folio::TensorMap v_map) {
-    folio::prefill::attend(params, q_map, k_map, k_map, v_map);
+    folio::prefill::attend(params, q_map, {&k_map, &k_map, &v_map}, {});
 }
 #endif

@@ -35,7 +35,7 @@ struct WindowStep {
     template <int N>
     __device__ __forceinline__ void apply(float (&s)[N], const FolioAttentionParams &params, const Tile &tile, u32,
                                           const MaskedBlocks &blocks, int block) const {
-        const bool right = blocks.right(block), left = blocks.left(block);
+        const bool right = blocks.right(block) || tile.context_ends_in(block), left = blocks.left(block);
         if (right || left) mask_keys(s, params, tile, block, right, left);
     }
 };

@@ -48,12 +48,21 @@ pub(super) const NO_KEYS: usize = 1;
 /// Where the offsets of the page table are.
 pub(super) const PAGE_INDPTR: usize = 2;
 
+/// Where the tables of a batch's chunks are, behind the offsets of the page table and those of the last chunk.
+fn tables_of_chunks(batch_size: usize) -> usize {
+    last_chunk_indptr(batch_size) + batch_size + 1
+}
+
+fn last_chunk_indptr(batch_size: usize) -> usize {
+    PAGE_INDPTR + batch_size + 1
+}
+
 /// Numbers in a chunk's tables.
 fn numbers_of(requests: usize) -> usize {
     3 * requests + 2
 }
 
-/// The most numbers in all tables: those of the page table, and of every chunk. Neighbouring chunks share at most one
+/// The most numbers in all tables: those of the page table, of the last chunk, and of every chunk. Neighbouring chunks share at most one
 /// request; those of a graph all have all requests.
 pub(super) fn most_numbers(desc: &MlaContextDesc, most_chunks: usize) -> usize {
     let requests = desc.max_batch_size as usize;
@@ -63,7 +72,7 @@ pub(super) fn most_numbers(desc: &MlaContextDesc, most_chunks: usize) -> usize {
             .saturating_mul(numbers_of(1))
             .saturating_add(3 * requests),
     };
-    of_chunks.saturating_add(PAGE_INDPTR + requests + 1)
+    of_chunks.saturating_add(tables_of_chunks(requests))
 }
 
 /// The chunks of the current plan.
@@ -76,23 +85,31 @@ pub(super) struct Cuts {
     from_any_row: bool,
     /// The table of a chunk that is alone.
     alone: Vec<i32>,
+    /// The offsets of the keys that new tokens and the last chunk have together.
+    with_last: Vec<i32>,
+    batch_size: usize,
 }
 
 impl Cuts {
     /// Room for every batch within the desc.
     pub fn new(desc: &MlaContextDesc, most_chunks: usize, device: Device) -> Result<Cuts> {
-        let (mut list, mut alone) = (Vec::new(), Vec::new());
+        let (mut list, mut alone, mut with_last) = (Vec::new(), Vec::new(), Vec::new());
         list.try_reserve_exact(most_chunks).map_err(|_| {
             Error::OutOfMemory(format!(
                 "max_chunk_tokens: no memory for {most_chunks} chunks; a larger chunk is accepted"
             ))
         })?;
         let requests = desc.max_batch_size as usize;
-        alone.try_reserve_exact(numbers_of(requests)).map_err(|_| {
-            Error::OutOfMemory(format!(
-                "max_batch_size: no memory for the context of {requests} requests"
-            ))
-        })?;
+        for (numbers, count) in [
+            (&mut alone, numbers_of(requests)),
+            (&mut with_last, requests + 1),
+        ] {
+            numbers.try_reserve_exact(count).map_err(|_| {
+                Error::OutOfMemory(format!(
+                    "max_batch_size: no memory for the context of {requests} requests"
+                ))
+            })?;
+        }
         Ok(Cuts {
             chunks: ContextChunks::for_batches(
                 desc.max_batch_size as usize,
@@ -102,11 +119,18 @@ impl Cuts {
             of_graph: desc.graph.then_some(most_chunks),
             from_any_row: device != Device::Cpu,
             alone,
+            with_last,
+            batch_size: 0,
         })
     }
 
     pub fn list(&self) -> &[Cut] {
         &self.list
+    }
+
+    /// Whether chunks are added to a sum: the last one is not, where it is attended with the new tokens.
+    pub fn begin_a_sum(&self, last_with_new_tokens: bool) -> bool {
+        self.list.len() > usize::from(last_with_new_tokens)
     }
 
     /// Whether one plan of the chunk's attention serves all runs.
@@ -117,14 +141,15 @@ impl Cuts {
     /// Lists the chunks of another batch. Allocates nothing within the room.
     pub fn cut(&mut self, batch: &HostBatch<'_>) {
         let batch_size = batch.batch_size();
+        self.batch_size = batch_size;
         let contexts = (0..batch_size).map(|b| batch.kv_len[b] as u32 - batch.qo_len(b));
         self.chunks.cut(contexts);
         self.list.clear();
-        let mut table = PAGE_INDPTR + batch_size + 1;
-        for chunk in 0..self.of_graph.unwrap_or(self.chunks.count()) {
+        let mut table = tables_of_chunks(batch_size);
+        for place in 0..self.of_graph.unwrap_or(self.chunks.count()) {
             let (requests, rows) = match self.of_graph {
                 Some(_) => (0..batch_size, self.chunks.size()),
-                None => (self.chunks.requests(chunk), self.chunks.tokens(chunk)),
+                None => (self.chunks.requests(place), self.chunks.tokens(place)),
             };
             let [first, end] = [requests.start, requests.end].map(|b| batch.qo_indptr[b].into());
             self.list.push(Cut {
@@ -145,7 +170,7 @@ impl Cuts {
         alone.clear();
         if let ([cut], None) = (&self.list[..], self.of_graph) {
             alone.resize(numbers_of(cut.requests.len()), 0);
-            self.write_table(0, cut, batch, &mut alone);
+            self.write_table(self.chunk_at(0), cut, batch, &mut alone);
         }
         self.alone = alone;
     }
@@ -159,6 +184,39 @@ impl Cuts {
             .map(|(qo_indptr, rest)| (qo_indptr, &rest[..offsets]))
     }
 
+    /// The number among the contexts' chunks of the one at a place of the list. A graph's last places have those that there are, because
+    /// the last one is attended with the new tokens; the others have none.
+    fn chunk_at(&self, place: usize) -> usize {
+        let count = self.chunks.count();
+        let missing = self.list.len() - count;
+        place.checked_sub(missing).unwrap_or(count)
+    }
+
+    /// Where in the tables the offsets of the requests' tokens in the last chunk are, and how many.
+    pub fn last_chunk_indptr(&self) -> (usize, usize) {
+        (last_chunk_indptr(self.batch_size), self.batch_size + 1)
+    }
+
+    /// Tokens of a request in the last chunk.
+    fn last_piece(&self, request: usize) -> u32 {
+        let last = self.chunks.count().saturating_sub(1);
+        self.chunks.piece(last, request).len
+    }
+
+    /// Offsets of the keys of each request: those of the last chunk, in whole steps of so many, and the new ones.
+    pub fn keys_with_last_chunk(&mut self, batch: &HostBatch<'_>, step: u32) -> &[i32] {
+        let mut offsets = std::mem::take(&mut self.with_last);
+        offsets.clear();
+        offsets.push(0);
+        let mut end = 0;
+        for b in 0..batch.batch_size() {
+            end += self.last_piece(b).next_multiple_of(step) + batch.qo_len(b);
+            offsets.push(end as i32);
+        }
+        self.with_last = offsets;
+        &self.with_last
+    }
+
     /// The requests of a chunk whose rows attend it. The others of a graph's have no rows there, where the first of all rows need
     /// not be the batch's.
     fn attending(&self, chunk: usize, cut: &Cut) -> Range<usize> {
@@ -168,7 +226,7 @@ impl Cuts {
         }
     }
 
-    /// Writes the tables: the page offsets, and those of every chunk.
+    /// Writes the tables: the page offsets, those of the last chunk, and those of every chunk.
     pub fn write_tables(
         &self,
         numbers: &mut [i32],
@@ -180,9 +238,15 @@ impl Cuts {
         if let Some(indptr) = page_indptr {
             numbers[PAGE_INDPTR..][..indptr.len()].copy_from_slice(indptr);
         }
-        for (chunk, cut) in self.list.iter().enumerate() {
+        let (first, count) = self.last_chunk_indptr();
+        let offsets = &mut numbers[first..][..count];
+        offsets[0] = 0;
+        for b in 0..self.batch_size {
+            offsets[b + 1] = offsets[b] + self.last_piece(b) as i32;
+        }
+        for (place, cut) in self.list.iter().enumerate() {
             let table = &mut numbers[cut.table..][..numbers_of(cut.requests.len())];
-            self.write_table(chunk, cut, batch, table);
+            self.write_table(self.chunk_at(place), cut, batch, table);
         }
     }
 
@@ -262,7 +326,7 @@ mod tests {
         let on_device = query_offsets(true, Device::Cuda(0));
         assert_eq!(
             on_device,
-            [[3, 3, 8, 8, 8], [3, 3, 8, 15, 15], [0, 0, 0, 0, 0]]
+            [[0, 0, 0, 0, 0], [3, 3, 8, 8, 8], [3, 3, 8, 15, 15]]
         );
     }
 }

@@ -26,6 +26,14 @@ pub(super) struct Problems {
 }
 
 impl Problems {
+    /// Attention of new tokens over themselves and over the last chunk, whose tokens take whole steps of the kernel.
+    pub fn with_last_chunk(&self, step: u32) -> AttentionDesc {
+        AttentionDesc {
+            max_kv_len: self.new_tokens.max_kv_len.saturating_add(step),
+            ..self.new_tokens
+        }
+    }
+
     /// Checks a desc and fills in what the caller left 0.
     pub fn of(mut desc: MlaContextDesc) -> Result<Problems> {
         dtypes(&desc)?;

@@ -14,6 +14,7 @@ use crate::tensor::{Device, Tensor};
 pub(super) struct Memory {
     device: Device,
     pub new_tokens: Workspace,
+    pub with_last_chunk: Workspace,
     pub chunk: Workspace,
     pub tables: Workspace,
     rows: Rows,
@@ -55,6 +56,7 @@ pub(super) struct Buffers {
 /// The memory of a handle's parts.
 pub(super) struct Parts {
     pub new_tokens: WorkspaceInfo,
+    pub with_last_chunk: WorkspaceInfo,
     pub chunk: WorkspaceInfo,
     pub tables: WorkspaceInfo,
 }
@@ -66,6 +68,7 @@ impl Memory {
             ..WorkspaceInfo::default()
         };
         let new_tokens = info.place(&parts.new_tokens);
+        let with_last_chunk = info.place(&parts.with_last_chunk);
         let chunk = info.place(&parts.chunk);
         let tables = info.place(&parts.tables);
         let shapes = Shapes::of(desc);
@@ -103,6 +106,7 @@ impl Memory {
         Memory {
             device,
             new_tokens,
+            with_last_chunk,
             chunk,
             tables,
             rows,

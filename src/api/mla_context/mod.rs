@@ -1,7 +1,8 @@
 //! The MLA context handle: attention of new tokens over themselves, and chunk by chunk over the cached context of their
 //! requests, in bounded memory. It is made of operators that every backend has: attention with keys in two parts, the
 //! gather of latent records, the up-projection, and merges where a kernel does not add to a sum itself. Chunks are summed up in
-//! fp32; the new tokens come last, and with them the output is rounded.
+//! fp32; the new tokens come last, and with them the output is rounded. Where a kernel can, the last chunk is attended with them,
+//! and no other sum is needed for it.
 //!
 //! This file is the handle: what it creates, plans and offers. A chunk is attended by the rows of those requests only that
 //! have tokens in it. A captured graph launches as many chunks as any batch has; those that a plan does not have are of no rows.
@@ -26,7 +27,7 @@ use contexts::{check_contexts, check_page_ids, record_pages};
 use cuts::{Cut, Cuts, PAGE_INDPTR, most_numbers};
 use desc::Problems;
 use memory::{Memory, Parts};
-use operators::{Operators, Planned};
+use operators::{Operators, Planned, WithLastChunk};
 use run::Run;
 use std::sync::Mutex;
 
@@ -50,10 +51,14 @@ impl MlaContext {
         let problems = Problems::of(desc)?;
         let (desc, most_chunks) = (problems.desc, problems.most_chunks);
         let alone = Attention::new(context, problems.new_tokens)?;
+        let with_last_chunk = WithLastChunk::of(context, &problems, &alone)?;
         let chunk = Attention::new(context, problems.chunk)?;
         let tables = context.backend().tables(most_numbers(&desc, most_chunks))?;
         let parts = Parts {
             new_tokens: alone.workspace(),
+            with_last_chunk: with_last_chunk
+                .as_ref()
+                .map_or_else(WorkspaceInfo::default, |both| both.attention.workspace()),
             chunk: chunk.workspace(),
             tables: tables.workspace(),
         };
@@ -69,6 +74,7 @@ impl MlaContext {
                 cuts,
                 desc,
                 alone,
+                with_last_chunk,
                 chunk: Mutex::new(chunk),
                 tables,
             },
@@ -150,7 +156,11 @@ impl MlaContext {
         let info = operators.alone.workspace();
         let bytes = (info.device_bytes, info.host_bytes);
         operators.alone.plan(&itself, &part, bytes, stream)?;
-        if !operators.cuts.list().is_empty() {
+        operators.plan_with_last_chunk(&batch, workspace, stream)?;
+        if operators
+            .cuts
+            .begin_a_sum(operators.with_last_chunk.is_some())
+        {
             let rows = match operators.desc.graph {
                 true => operators.desc.max_num_tokens.into(),
                 false => planned.num_tokens,
@@ -216,8 +226,7 @@ impl MlaContext {
         let run = self.start_step(args, 0, stream)?;
         match self.operators.cuts.list().is_empty() {
             true => run.new_tokens(),
-            // The steps of a run before may not have been the last ones.
-            false => run.start(),
+            false => run.begin(),
         }
     }
 
@@ -238,10 +247,9 @@ impl MlaContext {
     pub fn attend(&self, chunk: usize, args: &MlaContextArgs, stream: Stream) -> Result<()> {
         let cut = self.cut(chunk)?;
         let run = self.start_step(args, cut.rows, stream)?;
-        run.attend(cut, &run.chunk_rows(cut))?;
         match chunk + 1 == self.operators.cuts.list().len() {
-            true => run.new_tokens(),
-            false => Ok(()),
+            true => run.last(cut),
+            false => run.attend(cut, &run.chunk_rows(cut)),
         }
     }
 

@@ -2,13 +2,14 @@
 //! chunks, the tables of the chunks, and the memory of all of them.
 
 use super::cuts::{Cut, CutTables, Cuts, ZERO};
+use super::desc::Problems;
 use super::memory::{Buffers, Memory, on_host};
 use crate::api::Context;
 use crate::api::attention::Attention;
 use crate::api::batch::BatchInput;
 use crate::backend::{Stream, Tables, Workspace};
 use crate::error::Result;
-use crate::problem::{Checked, CopyWeightsArgs, MlaContextDesc, RecordPages};
+use crate::problem::{Checked, CopyWeightsArgs, HostBatch, MlaContextDesc, RecordPages};
 use crate::tensor::Tensor;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,11 +19,35 @@ pub(super) struct Operators {
     pub desc: MlaContextDesc,
     /// New tokens over themselves.
     pub alone: Attention,
+    /// New tokens over themselves and over the last chunk at once, where a kernel does that.
+    pub with_last_chunk: Option<WithLastChunk>,
     /// New tokens over a chunk. A chunk alone is planned with the batch, one of several anew for every run.
     pub chunk: Mutex<Attention>,
     pub tables: Box<dyn Tables>,
     pub memory: Memory,
     pub cuts: Cuts,
+}
+
+/// Attention over new tokens and a chunk.
+pub(super) struct WithLastChunk {
+    pub attention: Attention,
+    /// What tokens of the chunk are counted in.
+    pub step: u32,
+}
+
+impl WithLastChunk {
+    /// `alone`: the handle of new tokens over themselves, whose kernel says whether it does more.
+    pub fn of(
+        context: &Context,
+        problems: &Problems,
+        alone: &Attention,
+    ) -> Result<Option<WithLastChunk>> {
+        let Some(step) = alone.context_step() else {
+            return Ok(None);
+        };
+        let attention = Attention::new(context, problems.with_last_chunk(step))?;
+        Ok((attention.context_step() == Some(step)).then_some(WithLastChunk { attention, step }))
+    }
 }
 
 /// What a run needs of the plan.
@@ -43,6 +68,35 @@ impl Operators {
     /// The offsets of no request.
     pub fn zero(&self, planned: &Planned) -> Result<Tensor> {
         self.memory.table(self.numbers(planned), ZERO, 1)
+    }
+
+    /// Where the tokens of each request are in the last chunk.
+    pub fn last_chunk_indptr(&self, planned: &Planned) -> Result<Tensor> {
+        let (first, count) = self.cuts.last_chunk_indptr();
+        self.memory.table(self.numbers(planned), first, count)
+    }
+
+    /// Plans new tokens together with the last chunk.
+    pub fn plan_with_last_chunk(
+        &mut self,
+        batch: &HostBatch<'_>,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<()> {
+        let Some(with_last_chunk) = &mut self.with_last_chunk else {
+            return Ok(());
+        };
+        let kv_indptr = self.cuts.keys_with_last_chunk(batch, with_last_chunk.step);
+        let input = BatchInput {
+            qo_indptr: Some(on_host(batch.qo_indptr)?),
+            kv_indptr: Some(on_host(kv_indptr)?),
+            ..BatchInput::default()
+        };
+        let part = workspace.part(self.memory.with_last_chunk);
+        let attention = &mut with_last_chunk.attention;
+        let info = attention.workspace();
+        let bytes = (info.device_bytes, info.host_bytes);
+        attention.plan(&input, &part, bytes, stream)
     }
 
     /// Makes the lse of rows that of no keys.

@@ -1,6 +1,6 @@
 //! One run of a planned MLA context handle, or a step of one: of every chunk the gather, the up-projection and attention, which
-//! is added to a sum in fp32, and then attention over the new tokens, which is added to it too. Which chunks there are is in
-//! `cuts`.
+//! is added to a sum in fp32, and then attention over the new tokens, which is added to it too; the last chunk with them at once,
+//! where a kernel does that. Which chunks there are is in `cuts`.
 
 use super::cuts::Cut;
 use super::operators::{Operators, Planned};
@@ -10,8 +10,8 @@ use crate::backend::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::problem::{
-    AttentionArgs, Checked, ChunkRows, CopyWeightsArgs, Mask, MergeArgs, MlaContextArgs,
-    MlaGatherArgs, RecordPages, Sum, Unpacking, UpProjectArgs,
+    AttentionArgs, Checked, ChunkRows, ContextKeys, CopyWeightsArgs, Earlier, Mask, MergeArgs,
+    MlaContextArgs, MlaGatherArgs, RecordPages, Sum, Unpacking, UpProjectArgs,
 };
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -61,43 +61,109 @@ impl<'a> Run<'a> {
     }
 
     fn parts(&self) -> Result<()> {
-        for cut in self.operators.cuts.list() {
-            let rows = self.chunk_rows(cut);
-            self.gather(cut, &rows)?;
-            self.unpack(cut, &rows)?;
+        let Some((last, others)) = self.operators.cuts.list().split_last() else {
+            return self.new_tokens();
+        };
+        for cut in others {
+            let rows = self.make_rows(cut)?;
             self.attend(cut, &rows)?;
         }
+        self.make_rows(last)?;
+        self.last(last)
+    }
+
+    /// A chunk's rows, from the cache and the weights.
+    fn make_rows(&self, cut: &Cut) -> Result<ChunkRows> {
+        let rows = self.chunk_rows(cut);
+        self.gather(cut, &rows)?;
+        self.unpack(cut, &rows)?;
+        Ok(rows)
+    }
+
+    /// Attention over the last chunk, and over the new tokens.
+    pub fn last(&self, cut: &Cut) -> Result<()> {
+        let rows = self.chunk_rows(cut);
+        if self.new_tokens_with(&rows)? {
+            return Ok(());
+        }
+        if !self.has_sum() {
+            self.start()?;
+        }
+        self.attend(cut, &rows)?;
         self.new_tokens()
     }
 
+    /// Both at once. False where the kernel that takes the run cannot: then nothing was done.
+    fn new_tokens_with(&self, last: &ChunkRows) -> Result<bool> {
+        let Some(with_last_chunk) = &self.operators.with_last_chunk else {
+            return Ok(false);
+        };
+        let context = ContextKeys {
+            k: last.k_nope.insert_dim(1),
+            k_rope: last.rope.insert_dim(1).insert_dim(1),
+            v: last.v.insert_dim(1),
+            indptr: self.operators.last_chunk_indptr(self.planned)?,
+        };
+        let earlier = Earlier {
+            sum: self.has_sum().then(|| self.ending_sum()),
+            context: Some(context),
+        };
+        let attention = &with_last_chunk.attention;
+        attention.run_after(&self.attend_new_tokens(), &earlier, self.stream)
+    }
+
+    /// Whether plans begin a sum.
+    fn has_sum(&self) -> bool {
+        let operators = self.operators;
+        let with_last_chunk = operators.with_last_chunk.is_some();
+        operators.cuts.begin_a_sum(with_last_chunk)
+    }
+
+    /// The sum of all rows, which the last part of a run ends.
+    fn ending_sum(&self) -> Sum {
+        Sum {
+            ends: true,
+            ..self.sum(&(0..self.tokens))
+        }
+    }
+
+    /// New tokens over themselves.
+    fn attend_new_tokens(&self) -> AttentionArgs {
+        let args = &self.args;
+        AttentionArgs {
+            k_rope: Some(args.k_rope),
+            lse: args.lse,
+            lse_base: args.lse_base,
+            sm_scale: args.sm_scale,
+            ..AttentionArgs::new(args.q, args.k_nope, args.v, args.o)
+        }
+    }
+
+    /// Begins a run that goes step by step: the steps of the one before may not have been the last ones.
+    pub fn begin(&self) -> Result<()> {
+        match self.has_sum() {
+            true => self.start(),
+            false => Ok(()),
+        }
+    }
+
     /// A sum of which no row has seen a key.
-    pub fn start(&self) -> Result<()> {
+    fn start(&self) -> Result<()> {
         self.clear(self.sum(&(0..self.tokens)).lse)
     }
 
     /// The last part: attention of the new tokens over themselves, and what they came to over the chunks. Of both, each row's
     /// output. Last, because every row has this part: no other one has to write the rows without context.
     pub fn new_tokens(&self) -> Result<()> {
-        let args = &self.args;
         let attention = &self.operators.alone;
-        let attend = AttentionArgs {
-            k_rope: Some(args.k_rope),
-            lse: args.lse,
-            lse_base: args.lse_base,
-            sm_scale: args.sm_scale,
-            ..AttentionArgs::new(args.q, args.k_nope, args.v, args.o)
-        };
+        let attend = self.attend_new_tokens();
         if self.operators.cuts.list().is_empty() {
             return attention.run(&attend, self.stream);
         }
-        let rows = 0..self.tokens;
-        let sum = Sum {
-            ends: true,
-            ..self.sum(&rows)
-        };
-        match attention.run_adding(&attend, &sum, self.stream)? {
+        let sum = self.ending_sum();
+        match attention.run_after(&attend, &of_sum(sum), self.stream)? {
             true => Ok(()),
-            false => self.merge_new_tokens(&attend, &sum, &rows),
+            false => self.merge_new_tokens(&attend, &sum, &(0..self.tokens)),
         }
     }
 
@@ -258,7 +324,7 @@ impl<'a> Run<'a> {
             true => self.operators.planned_chunk(),
             false => self.operators.plan_chunk(self.planned, cut, self.stream)?,
         };
-        if chunk.run_adding(&attend, &sum, self.stream)? {
+        if chunk.run_after(&attend, &of_sum(sum), self.stream)? {
             return Ok(());
         }
         let part = self.part(&tokens);
@@ -310,6 +376,13 @@ impl<'a> Run<'a> {
         let copy = Checked::new(CopyWeightsArgs { source, target });
         let backend = self.operators.context.backend();
         backend.copy_weights(&copy, self.stream)
+    }
+}
+
+fn of_sum(sum: Sum) -> Earlier {
+    Earlier {
+        sum: Some(sum),
+        context: None,
     }
 }
 

@@ -13,8 +13,8 @@ use crate::cpu::threads::Pool;
 use crate::error::{Error, Result};
 use crate::plan::{self, device_page_ids, num_copied_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, Checked, CombineItem, HostBatch, Sum, Tiling, WorkItem,
-    WorkList,
+    AttentionArgs, AttentionDesc, Batch, Checked, CombineItem, Earlier, HostBatch, Sum, Tiling,
+    WorkItem, WorkList,
 };
 use std::sync::Arc;
 
@@ -173,8 +173,16 @@ impl Attention for CpuAttention {
         self.compute(args, None)
     }
 
-    fn run_adding(&self, args: &Checked<AttentionArgs>, sum: &Sum, _: Stream) -> Result<bool> {
-        self.compute(args, Some(sum)).map(|()| true)
+    fn run_after(
+        &self,
+        args: &Checked<AttentionArgs>,
+        earlier: &Earlier,
+        _: Stream,
+    ) -> Result<bool> {
+        if earlier.context.is_some() {
+            return Ok(false);
+        }
+        self.compute(args, earlier.sum.as_ref()).map(|()| true)
     }
 }
 

@@ -22,7 +22,7 @@ use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
 use crate::cuda::kernels::mla::{MlaVariant, RecordSource};
 use crate::error::Result;
 use crate::log::{Level, Logger};
-use crate::problem::{AttentionDesc, CacheForm, Keys, Kind, Tiling};
+use crate::problem::{AttentionDesc, CacheForm, Keys, Kind, KvStorage, Tiling};
 
 /// The kernels of one problem, the preferred ones first.
 pub struct Candidates {
@@ -99,9 +99,9 @@ impl Candidates {
         of_each.max().unwrap_or(0)
     }
 
-    /// Whether a run may be added to a sum.
-    pub fn may_add(&self) -> bool {
-        self.preferred.iter().any(|kernel| kernel.may_add())
+    /// Whether a run may go on from earlier keys.
+    pub fn may_go_on(&self) -> bool {
+        self.preferred.iter().any(|kernel| kernel.may_go_on())
     }
 
     /// The kernel that takes a run.
@@ -205,6 +205,13 @@ fn special(
             }
             for keys in lack_masks {
                 kernels.push(boxed(load(keys, Masks::Any)?));
+            }
+            // Of few rows over ragged keys in two parts there is none.
+            if desc.kv == KvStorage::Ragged {
+                let of_parts = prefill(KeySource::Tma, Masks::ByPosition)?;
+                if of_parts.as_ref().is_ok_and(|kernel| kernel.may_go_on()) {
+                    kernels = vec![of_parts];
+                }
             }
             Ok(kernels)
         }

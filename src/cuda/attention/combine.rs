@@ -32,7 +32,7 @@ const LATENT_BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 pub struct Combine {
     row: &'static Row,
     function: Function,
-    /// For runs that are added to a sum, where a kernel adds.
+    /// For runs that go on from a sum, where a kernel does.
     of_sums: Option<Function>,
     desc: AttentionDesc,
     /// The device starts a kernel while the one before it drains.

@@ -28,8 +28,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, HostBatch,
-    Keys, Kind, KvStorage, Mask, Pages, Sum, Tiling, WorkList,
+    AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, Earlier,
+    HostBatch, Keys, Kind, KvStorage, Mask, Pages, Tiling, WorkList,
 };
 
 /// One attention problem on one device.
@@ -113,7 +113,7 @@ impl CudaAttention {
         Ok(CudaAttention {
             context: Arc::clone(context),
             desc: *desc,
-            combine: Combine::load(loader, context, desc, candidates.may_add())?,
+            combine: Combine::load(loader, context, desc, candidates.may_go_on())?,
             candidates,
             fold_scales: FoldScales::load(loader, context, desc)?,
             round_lse: RoundLse::load(loader, context, desc)?,
@@ -358,12 +358,21 @@ impl Attention for CudaAttention {
         self.enqueue(&Around::default(), args, stream).map(drop)
     }
 
-    fn run_adding(&self, args: &Checked<AttentionArgs>, sum: &Sum, stream: Stream) -> Result<bool> {
+    fn run_after(
+        &self,
+        args: &Checked<AttentionArgs>,
+        earlier: &Earlier,
+        stream: Stream,
+    ) -> Result<bool> {
         let around = Around {
-            sum: Some(sum),
+            earlier: Some(earlier),
             ..Around::default()
         };
         self.enqueue(&around, args, stream)
+    }
+
+    fn context_step(&self) -> Option<u32> {
+        self.candidates.first().context_step()
     }
 
     fn append_run(
@@ -387,8 +396,8 @@ struct Around<'a> {
     append: Option<&'a Append<'a>>,
     /// After it.
     last: Option<&'a CudaAttention>,
-    /// What the run is added to.
-    sum: Option<&'a Sum>,
+    /// What the run goes on from.
+    earlier: Option<&'a Earlier>,
 }
 
 impl CudaAttention {
@@ -407,7 +416,7 @@ impl CudaAttention {
         self.enqueue(&around, args, stream).map(drop)
     }
 
-    /// False where the run is to be added to a sum and its kernel cannot: then nothing is enqueued.
+    /// False where the run is to go on from earlier keys and its kernel cannot: then nothing is enqueued.
     fn enqueue(
         &self,
         around: &Around<'_>,
@@ -438,7 +447,8 @@ impl CudaAttention {
             &planned.mask_starts,
             args,
         );
-        params.flags |= SumParams::flags(around.sum);
+        let earlier = around.earlier.copied().unwrap_or_default();
+        params.flags |= SumParams::flags(earlier.sum.as_ref());
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
         let lse_room = last.map_or(Ok(planned), CudaAttention::planned)?.lse;
         let rounded = self.round_lse.redirect(args, lse_room, &mut params);
@@ -456,11 +466,11 @@ impl CudaAttention {
             keys: planned.keys,
             scratch: planned.scratch,
             new_tokens: None,
-            sum: around.sum,
+            earlier,
         };
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
-        if run.sum.is_some() && !kernel.adds(&run) {
+        if around.earlier.is_some() && !kernel.goes_on(&run) {
             return Ok(false);
         }
         let tokens = around.append.map(|append| append.args);
@@ -481,7 +491,7 @@ impl CudaAttention {
         }
         kernel.launch(&current, &run, stream)?;
         if planned.num_combines > 0 {
-            let of_parts = (&kernel.of_parts(&run), run.sum);
+            let of_parts = (&kernel.of_parts(&run), earlier.sum.as_ref());
             self.combine
                 .launch(&current, of_parts, planned.num_combines, stream)?;
         }

@@ -13,8 +13,8 @@ use crate::cuda::params::AttentionParams;
 use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, CacheForm, Checked, Keys, RopeAppendArgs, Sum, TailCosts, Tiling,
-    Workers,
+    AttentionArgs, AttentionDesc, CacheForm, Checked, Earlier, Keys, RopeAppendArgs, TailCosts,
+    Tiling, Workers,
 };
 use crate::tensor::Tensor;
 
@@ -49,8 +49,8 @@ pub struct Run<'a> {
     /// Tokens that the kernel is to make and append: what [`AttentionKernel::new_tokens`] said. Otherwise tokens are in the
     /// cache.
     pub new_tokens: Option<&'a RopeAppendParams>,
-    /// What the rows came to over other keys, for a kernel that [`AttentionKernel::adds`].
-    pub sum: Option<&'a Sum>,
+    /// What the rows see beside these keys, for a kernel that [`AttentionKernel::goes_on`].
+    pub earlier: Earlier,
 }
 
 /// What a launch reads in place of the run's own tensors.
@@ -152,14 +152,19 @@ pub trait AttentionKernel: Send + Sync {
         None
     }
 
-    /// Whether it adds some runs to what their rows came to before.
-    fn may_add(&self) -> bool {
+    /// Whether it goes on from earlier keys in some runs.
+    fn may_go_on(&self) -> bool {
         false
     }
 
-    /// Whether it does so with this one.
-    fn adds(&self, _run: &Run<'_>) -> bool {
+    /// Whether it does so in this one.
+    fn goes_on(&self, _run: &Run<'_>) -> bool {
         false
+    }
+
+    /// Keys of a step, where it takes a context.
+    fn context_step(&self) -> Option<u32> {
+        None
     }
 
     /// Enqueues the kernel.

@@ -18,7 +18,8 @@ use crate::cuda::params::{AttentionParams, Divisor, SumParams, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, Kind, KvStorage, Mask, SmallItems, TailCosts, Tiling, Workers,
+    AttentionArgs, AttentionDesc, ContextKeys, Kind, KvStorage, Mask, SmallItems, TailCosts,
+    Tiling, Workers,
 };
 use crate::tensor::Tensor;
 
@@ -285,6 +286,7 @@ impl Sm90Prefill {
             page_size: Divisor::new(attention.page_size),
             reserved: 0,
             sum: SumParams::default(),
+            context_indptr: 0,
         }
     }
 
@@ -312,6 +314,16 @@ impl Sm90Prefill {
             self.cache_map(k, row).encode(driver, SWIZZLE)?,
             self.cache_map(v, row).encode(driver, SWIZZLE)?,
         ])
+    }
+
+    /// Of keys in two parts and values.
+    fn split_maps(&self, current: &Current<'_>, caches: [&Tensor; 3]) -> Result<[TensorMap; 3]> {
+        let map = |cache| {
+            self.cache_map(cache, self.row)
+                .encode(current.driver(), SWIZZLE)
+        };
+        let [k, v, k_rope] = caches.map(map);
+        Ok([k?, v?, k_rope?])
     }
 
     /// The kernel for a run's form of keys, where there is one and the maps can describe the second part.
@@ -511,12 +523,22 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     /// The kernels of keys in two parts are those of MLA, whose contexts are attended chunk by chunk.
-    fn may_add(&self) -> bool {
+    fn may_go_on(&self) -> bool {
         self.split_keys.is_some()
     }
 
-    fn adds(&self, run: &Run<'_>) -> bool {
-        run.args.k_rope.is_some()
+    fn goes_on(&self, run: &Run<'_>) -> bool {
+        let suits = |context: ContextKeys| {
+            let caches = [&context.k, &context.k_rope, &context.v];
+            let lacks = caches.map(|cache| self.missing_of_cache(cache));
+            lacks.iter().all(|lacks| lacks.is_empty())
+        };
+        run.args.k_rope.is_some() && run.earlier.context.is_none_or(suits)
+    }
+
+    fn context_step(&self) -> Option<u32> {
+        let is_ragged = self.keys == KeySource::Tma && self.kv == KvStorage::Ragged;
+        (is_ragged && self.split_keys.is_some()).then_some(self.row.shape.kv_tile)
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
@@ -541,18 +563,24 @@ impl AttentionKernel for Sm90Prefill {
             return unsafe { launch.enqueue(current, function, &params(*run.params), &[q]) };
         };
         let params = PrefillParams {
-            sum: SumParams::new(run.sum),
+            sum: SumParams::new(run.earlier.sum.as_ref()),
+            context_indptr: (run.earlier.context)
+                .map_or(0, |context| context.indptr.address() as u64),
             ..params(AttentionParams {
                 k_rope_page_groups: self.page_groups(k_rope),
                 ..*run.params
             })
         };
-        let [q, k, v] = self.maps(self.row, current, [&args.q, &args.k, &args.v])?;
-        let k_rope = self
-            .cache_map(k_rope, self.row)
-            .encode(current.driver(), SWIZZLE)?;
-        // SAFETY: as above, with maps of the caller's tensors.
-        unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) }
+        let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
+        let [k, v, k_rope] = self.split_maps(current, [&args.k, &args.v, k_rope])?;
+        let of_context = match &run.earlier.context {
+            Some(of) => self.split_maps(current, [&of.k, &of.v, &of.k_rope])?,
+            None => [k, v, k_rope],
+        };
+        let [context_k, context_v, context_k_rope] = of_context;
+        let maps = [q, k, v, k_rope, context_k, context_v, context_k_rope];
+        // SAFETY: as above, with maps of the caller's tensors and of a context's.
+        unsafe { launch.enqueue(current, function, &params, &maps) }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::backend::Stream;
 use crate::error::{Error, Result};
 
 /// Most tensor maps of one kernel.
-pub const MAX_TENSOR_MAPS: usize = 5;
+pub const MAX_TENSOR_MAPS: usize = 7;
 
 /// Shape and attributes of a launch.
 #[derive(Debug, Clone, Copy)]
