@@ -231,6 +231,13 @@ pub struct Earlier {
     pub context: Option<ContextKeys>,
 }
 
+impl Earlier {
+    /// Whether rows see no more than the run's keys.
+    pub fn is_nothing(&self) -> bool {
+        self.sum.is_none() && self.context.is_none()
+    }
+}
+
 /// Keys in tensors of their own, in front of those of a run over ragged keys in two parts. A plan for such runs has lengths that
 /// count them in whole steps of the kernel.
 #[derive(Debug, Clone, Copy)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use folio::backend::Stream;
 use folio::cuda::compiler::loader::{self, Loader};
 use folio::cuda::driver::{
-    Context, Driver, Event, Function, L2Promotion, Launch, Module, Swizzle, TensorMap, Tiled,
-    device_count,
+    Context, Driver, Event, Function, L2Promotion, Launch, MAX_TENSOR_MAPS, Module, Swizzle,
+    TensorMap, Tiled, device_count,
 };
 use folio::cuda::kernels::{self, Row};
 use folio::dtype::DType;
@@ -1041,7 +1041,7 @@ fn launch_attributes() {
     );
 
     assert!(matches!(
-        launch(1, false, &[map; 6]).0,
+        launch(1, false, &[map; MAX_TENSOR_MAPS + 1]).0,
         Err(Error::Internal(_))
     ));
 

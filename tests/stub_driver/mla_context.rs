@@ -114,7 +114,8 @@ impl Handle {
 fn recorder() -> Recorder {
     let recorder = Recorder::new();
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
-    recorder.expect::<PrefillParams>("folio_prefill_sm90_split_keys");
+    recorder.expect::<PrefillParams>(SPLIT_KEYS);
+    recorder.expect::<PrefillParams>(AFTER);
     recorder.expect::<CombineParams>("folio_combine");
     recorder.expect::<PlanBatchParams>("folio_plan");
     recorder.expect::<MlaGatherParams>("folio_mla_gather");
@@ -133,12 +134,14 @@ fn names(launched: &[Launched]) -> Vec<&str> {
 
 const CLEAR: &str = "folio_copy_weights";
 const UNPACK: [&str; 2] = ["folio_mla_gather", "folio_up_project"];
-const ATTEND: [&str; 2] = ["folio_plan", "folio_prefill_sm90_split_keys"];
-const NEW_TOKENS: [&str; 1] = ["folio_prefill_sm90_split_keys"];
+/// Of keys in two parts alone, and of what goes on from earlier keys.
+const SPLIT_KEYS: &str = "folio_prefill_sm90_split_keys";
+const AFTER: &str = "folio_prefill_sm90_split_keys_after";
+const ATTEND: [&str; 2] = ["folio_plan", AFTER];
 const PORTABLE: &str = "folio_attention";
 
 fn attends(launched: &[Launched]) -> Vec<PrefillParams> {
-    let named = |launch: &&Launched| launch.name() == NEW_TOKENS[0];
+    let named = |launch: &&Launched| [SPLIT_KEYS, AFTER].contains(&launch.name());
     launched
         .iter()
         .filter(named)
@@ -161,7 +164,7 @@ pub fn a_run_goes_chunk_by_chunk() {
     let clears: Vec<CopyWeightsParams> = of_name(&recorder.launches(), CLEAR);
     let launched = handle.run(&recorder);
     let expected = [UNPACK, ATTEND, UNPACK].concat();
-    assert_eq!(names(&launched), [expected, NEW_TOKENS.to_vec()].concat());
+    assert_eq!(names(&launched), [&expected[..], &[AFTER]].concat());
     let workspace =
         WORKSPACE as u64..WORKSPACE as u64 + handle.context.workspace().device_bytes as u64;
     let [first, new] = attends(&launched).try_into().unwrap();
@@ -214,7 +217,7 @@ pub fn a_chunk_alone_is_attended_with_new_tokens() {
     let launched = handle.run(&recorder);
     // By lengths of the host: nothing is put together where no row is split.
     let all: Vec<&str> = launched.iter().map(Launched::name).collect();
-    assert_eq!(all, [&UNPACK[..], &NEW_TOKENS].concat());
+    assert_eq!(all, [&UNPACK[..], &[AFTER]].concat());
     let workspace =
         WORKSPACE as u64..WORKSPACE as u64 + handle.context.workspace().device_bytes as u64;
     let [new] = attends(&launched).try_into().unwrap();
@@ -236,7 +239,7 @@ pub fn a_chunk_alone_is_attended_with_new_tokens() {
     // Without any context the output is written at once.
     handle.plan([0, 0]);
     let launched = handle.run(&recorder);
-    assert_eq!(names(&launched), NEW_TOKENS);
+    assert_eq!(names(&launched), [SPLIT_KEYS]);
     let [alone] = attends(&launched).try_into().unwrap();
     assert_eq!(
         (alone.attention.o.data, alone.attention.lse, alone.sum.o),
@@ -299,7 +302,7 @@ pub fn a_graph_has_all_chunks() {
     handle.context.run(&args(), CAPTURED).unwrap();
     assert_eq!(count(&recorder.launches()), 4);
     for launch in recorder.launches() {
-        if launch.name() == NEW_TOKENS[0] {
+        if launch.name() == AFTER {
             assert_eq!(launch.params::<PrefillParams>().attention.num_tokens, 700);
         }
     }

@@ -8,11 +8,10 @@ namespace folio::prefill {
 
 // The lse of the thread's two rows, in base 2; -inf where a row begins anew. Read early: the first exponentials wait for it.
 struct Before {
-    static constexpr bool THERE = ROPE_DIM > 0;
     float lse[2] = {minus_infinity(), minus_infinity()};
 
     __device__ __forceinline__ void read(const FolioAttentionParams &params, const Tile &tile) {
-        if constexpr (THERE) {
+        if constexpr (AFTER) {
             const FolioSum &sum = sum_of(params);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
@@ -24,13 +23,18 @@ struct Before {
         }
     }
 
+    // Whether some row of the warp does not begin anew.
+    __device__ __forceinline__ bool is_some() const {
+        return AFTER && __any_sync(FULL_WARP, lse[0] != minus_infinity() || lse[1] != minus_infinity());
+    }
+
     // The output that goes with it.
     template <int N>
     __device__ __forceinline__ void load(float (&o)[N], const FolioAttentionParams &params, u32 columns,
                                          const Tile &tile) const {
 #pragma unroll
         for (int i = 0; i < N; ++i) o[i] = 0.0f;
-        if constexpr (THERE) {
+        if constexpr (AFTER) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 if (lse[r] == minus_infinity()) continue;
@@ -49,7 +53,7 @@ struct Before {
 
     // Leaves the lse as FOLIO_RUN_ENDS_SUM says, where all lanes of the rows have read it.
     __device__ __forceinline__ void leave(const FolioAttentionParams &params, const Tile &tile) const {
-        if constexpr (THERE) {
+        if constexpr (AFTER) {
             __syncwarp();
             if (threadIdx.x % 4 != 0 || !(params.flags & FOLIO_RUN_ENDS_SUM)) return;
 #pragma unroll
@@ -61,7 +65,7 @@ struct Before {
 
     template <class State>
     __device__ __forceinline__ void begin(State &rows, const float (&scale)[2]) const {
-        if constexpr (THERE) rows.begin(lse, scale);
+        if constexpr (AFTER) rows.begin(lse, scale);
     }
 
 private:

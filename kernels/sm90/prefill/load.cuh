@@ -141,8 +141,8 @@ public:
                            read(tile.kv_head),
                            read(tile.source),
                            OWN_KEYS ? read(tile.key_sets) : 1,
-                           CONTEXT ? read(tile.context_len) : 0,
-                           CONTEXT ? read(tile.context_row) : 0};
+                           AFTER ? read(tile.context_len) : 0,
+                           AFTER ? read(tile.context_row) : 0};
         if (is_reader()) mbarrier_arrive(shared + TILE_READ + 8 * slot.index());
         slot.advance();
         return work;
@@ -169,7 +169,7 @@ private:
 template <int DIM, int ROPE, u32 BUFFERS, u32 FULL, u32 EMPTY>
 class Loader {
 public:
-    // `context`: of keys in front of others, of which none are where CONTEXT is false.
+    // `context`: of keys in front of others, of which none are where AFTER is false.
     __device__ __forceinline__ Loader(const FolioAttentionParams &params, const FolioCache &cache, const TensorMap *map,
                                       const TensorMap *rope_map, const TensorMap *context_map,
                                       const TensorMap *context_rope_map, const u8 *shared_bytes)
@@ -261,20 +261,24 @@ private:
     }
 
     __device__ __forceinline__ void load_ragged(const Work &work) {
-        const int of_context = (work.context_len + BLOCK - 1) / BLOCK;
-        int block = work.first_block - of_context;
+        const int first = static_cast<int>(work.source);
+        int row = first + work.first_block * BLOCK, context_behind = 0;
+        if constexpr (AFTER) {
+            const int rows_of_context = (work.context_len + BLOCK - 1) / BLOCK * BLOCK;
+            row -= rows_of_context;
+            context_behind = work.context_row + rows_of_context - first;
+        }
 #pragma unroll 1
-        for (int remaining = work.num_steps; remaining > 0; --remaining, --block) {
+        for (int remaining = work.num_steps; remaining > 0; --remaining, row -= BLOCK) {
             const u32 full = acquire();
             const u32 target = shared + BUFFERS + ring.index * BYTES + lane * COLUMN_BLOCK_BYTES;
-            const bool in_context = CONTEXT && block < 0;
-            const int row = in_context ? work.context_row + (block + of_context) * BLOCK
-                                       : static_cast<int>(work.source) + block * BLOCK;
+            const bool in_context = AFTER && row < first;
+            const int place = in_context ? row + context_behind : row;
             if (lane < OWN_BLOCKS) {
-                tma_load_3d(target, in_context ? context_map : map, full, BLOCK_COLUMNS * lane, row, work.kv_head);
+                tma_load_3d(target, in_context ? context_map : map, full, BLOCK_COLUMNS * lane, place, work.kv_head);
             } else if (lane < COLUMN_BLOCKS) {
                 tma_load_3d(target, in_context ? context_rope_map : rope_map, full, BLOCK_COLUMNS * (lane - OWN_BLOCKS),
-                            row, 0);
+                            place, 0);
             }
             ring.advance();
         }

@@ -8,7 +8,8 @@
 // Rows of up to DIM_QK and DIM_VO columns: the maps end at the problem's.
 //
 // The kernel table's defines, FOLIO_KV_ROWS: how rows of K and V come, see tile.cuh, FOLIO_ROPE_DIM: the columns of keys
-// that come by a map of their own, 0 where keys are whole, FOLIO_MASKED: 1 for any masks, and FOLIO_LOGITS: see tile.cuh.
+// that come by a map of their own, 0 where keys are whole, FOLIO_AFTER: 1 for runs that go on from earlier keys,
+// FOLIO_MASKED: 1 for any masks, and FOLIO_LOGITS: see tile.cuh.
 #include "sm90/prefill/before.cuh"
 #include "sm90/prefill/biased.cuh"
 #include "sm90/prefill/capped.cuh"
@@ -60,8 +61,10 @@ public:
             before.begin(rows, steps.scale);
             before.leave(params, *tile);
             first_step(*tile, steps, before, s, p, o, rows);
+            do {
 #pragma unroll 1
-            while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows);
+                while (!steps.idle && steps.advance()) next_step(*tile, steps, s, p, o, rows);
+            } while (AFTER && leaves_context_end(*tile, steps));
 #pragma unroll 1
             while (steps.idle && steps.advance()) idle_step(steps);
 
@@ -102,6 +105,7 @@ private:
     // Where the warpgroup is in a tile.
     struct TileSteps {
         int block, last_block;
+        int context_stop;  // with a context: the loop of steps is left behind this block
         MaskedBlocks masked;
         bool idle;        // the item ends before the warpgroup's rows
         bool transforms;  // scores, before exponents are taken
@@ -123,10 +127,15 @@ private:
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
             idle = before >= static_cast<int>(tile.num_tokens);
-            masked = MaskedBlocks(tile.all(params, first, last, tile.kv_end));
+            masked = MaskedBlocks(tile.all(params, first, last, tile.kv_end), tile);
+            if constexpr (AFTER) {
+                if (idle) masked.context = {};
+                const int end = masked.context.block();
+                context_stop = end >= last_block && end < block ? end : last_block;
+            }
         }
 
-        __device__ __forceinline__ bool advance() { return --block >= last_block; }
+        __device__ __forceinline__ bool advance() { return --block >= (AFTER ? context_stop : last_block); }
         __device__ __forceinline__ bool last() const { return block == last_block; }
     };
 
@@ -226,12 +235,13 @@ private:
         wgmma_wait<0>();
         pin(s);
         // Not earlier: accumulators that are written while products are under way serialise these.
-        if constexpr (Before::THERE) before.load(o, params, head_dim_vo, tile);
+        const bool goes_on = before.is_some();
+        if (goes_on) before.load(o, params, head_dim_vo, tile);
         float factor[2];
         const bool rescales = finish_scores(tile, steps, mask, s, rows, factor);
         pack_probabilities(p, s);
-        clear_stale_values(tile, steps.block);
-        if constexpr (!Before::THERE) {
+        clear_stale_values(tile, tile.first_block);
+        if (!goes_on) {
 #pragma unroll
             for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
         } else if (rescales) {
@@ -264,13 +274,23 @@ private:
         value.release(turn, shared + VALUE_EMPTY);
         value.advance(turn);
         pack_probabilities(p, s);
-        if (tile.context_ends_in(steps.block)) clear_stale_values(tile, steps.block);
         if (rescales) multiply(o, factor);
     }
 
     static __device__ __forceinline__ void multiply(Output &o, const float (&factor)[2]) {
 #pragma unroll
         for (int i = 0; i < DIM_VO / 2; ++i) o[i] *= factor[i / 2 % 2];
+    }
+
+    // Whether the loop was left behind the block in which a context ends, and is to be entered again. What is done for that
+    // block stays out of the loop, whose instructions are many.
+    __device__ __forceinline__ bool leaves_context_end(const Tile &tile, TileSteps &steps) const {
+        if (!steps.masked.end_context(steps.context_stop)) return false;
+        clear_stale_values(tile, steps.context_stop);
+        steps.block = steps.context_stop;
+        steps.context_stop = steps.last_block;
+        steps.masked.context = {};
+        return true;
     }
 
     // A warpgroup without rows releases the buffers unread, and leaves the tensor cores to the others.
@@ -350,7 +370,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
     mbarrier_init_fence();
 }
 
-// `k_rope` is not used where keys are whole, and of K and V no map is where rows come one by one. `context`: where CONTEXT.
+// `k_rope` is not used where keys are whole, and of K and V no map is where rows come one by one. `context`: where AFTER.
 __device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map, const KeyMaps &maps,
                                        const KeyMaps &context) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
@@ -400,8 +420,17 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
                             const __grid_constant__ folio::TensorMap q_map) {
     folio::prefill::attend(params, q_map, {&q_map, &q_map, &q_map}, {});
 }
+#elif FOLIO_ROPE_DIM > 0 && !FOLIO_AFTER
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_sm90_split_keys(const __grid_constant__ FolioPrefillParams params,
+                                  const __grid_constant__ folio::TensorMap q_map,
+                                  const __grid_constant__ folio::TensorMap k_map,
+                                  const __grid_constant__ folio::TensorMap v_map,
+                                  const __grid_constant__ folio::TensorMap k_rope_map) {
+    folio::prefill::attend(params, q_map, {&k_map, &k_rope_map, &v_map}, {});
+}
 #elif FOLIO_ROPE_DIM > 0
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_prefill_sm90_split_keys(
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1) folio_prefill_sm90_split_keys_after(
     const __grid_constant__ FolioPrefillParams params, const __grid_constant__ folio::TensorMap q_map,
     const __grid_constant__ folio::TensorMap k_map, const __grid_constant__ folio::TensorMap v_map,
     const __grid_constant__ folio::TensorMap k_rope_map, const __grid_constant__ folio::TensorMap context_k_map,

@@ -45,12 +45,11 @@ template <int N>
 __device__ __forceinline__ void mask_keys(float (&s)[N], const FolioAttentionParams &params, const Tile &tile,
                                           int block, bool right, bool left) {
     const Window<i32> window(params);
-    const int end = tile.end_in(block, tile.kv_end);
     const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int position = tile.position + static_cast<int>(position_of(packing_of(params), first_row() + 8 * r));
-        if (right) mask_right(s, r, min(end, window.end(position)) - first_column);
+        if (right) mask_right(s, r, min(tile.end_in(block, tile.kv_end), window.end(position)) - first_column);
         if (left) mask_left(s, r, window.begin(position) - first_column);
     }
 }

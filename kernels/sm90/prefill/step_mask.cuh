@@ -9,19 +9,21 @@
 
 namespace folio::prefill {
 
-// The blocks of a tile that hold keys which some of a warpgroup's rows must not see: those from `from` on, and those
-// below `below`.
+// The blocks of a tile that hold keys which some of a warpgroup's rows must not see: those from `from` on, those
+// below `below`, and the one where a context ends. Every step asks: in registers.
 struct MaskedBlocks {
     int from, below;
+    ContextEnd<AFTER> context;
 
     MaskedBlocks() = default;
 
     // By the keys that all of the rows see.
-    __device__ __forceinline__ explicit MaskedBlocks(KeyRange all)
-        : from(max(all.end, 0) / BLOCK), below((max(all.begin, 0) + BLOCK - 1) / BLOCK) {}
+    __device__ __forceinline__ MaskedBlocks(KeyRange all, const Tile &tile)
+        : from(max(all.end, 0) / BLOCK), below((max(all.begin, 0) + BLOCK - 1) / BLOCK), context(tile) {}
 
     __device__ __forceinline__ bool right(int block) const { return block >= from; }
     __device__ __forceinline__ bool left(int block) const { return block < below; }
+    __device__ __forceinline__ bool end_context(int block) const { return AFTER && block == context.block(); }
 };
 
 // Masks by position: of a row's keys one range is seen.
@@ -35,7 +37,7 @@ struct WindowStep {
     template <int N>
     __device__ __forceinline__ void apply(float (&s)[N], const FolioAttentionParams &params, const Tile &tile, u32,
                                           const MaskedBlocks &blocks, int block) const {
-        const bool right = blocks.right(block) || tile.context_ends_in(block), left = blocks.left(block);
+        const bool right = blocks.right(block) || blocks.end_context(block), left = blocks.left(block);
         if (right || left) mask_keys(s, params, tile, block, right, left);
     }
 };

@@ -58,7 +58,9 @@ constexpr bool OWN_KEYS = KV_ROWS == KvRows::PAGED_OWN;
 constexpr bool COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED || OWN_KEYS;
 constexpr bool PAGED = COLUMNS_TOGETHER || KV_ROWS == KvRows::PAGED_COLUMNS;
 static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
-constexpr bool CONTEXT = ROPE_DIM > 0 && KV_ROWS == KvRows::RAGGED;  // a run may have keys in other tensors too
+// Rows may go on from what they came to before, and see keys in other tensors first.
+constexpr bool AFTER = FOLIO_AFTER;
+static_assert(!AFTER || (ROPE_DIM > 0 && KV_ROWS == KvRows::RAGGED), "contexts of MLA");
 constexpr bool MASKED = FOLIO_MASKED;  // what is seen does not follow from positions, or logits depend on distance
 static_assert(!MASKED || KV_ROWS != KvRows::ROWS, "masks are looked at where tensor maps load");
 static_assert(!MASKED || !OWN_KEYS, "what rows of several requests see does not depend on positions");
@@ -132,7 +134,7 @@ constexpr u32 KEYS = QUERIES + QUERIES_BYTES;
 constexpr u32 VALUES = KEYS + STAGES * KEY_BYTES;
 constexpr u32 RAW = VALUES + STAGES * VALUE_BYTES;
 constexpr u32 TILES = RAW + RAW_STAGES * RAW_BYTES;
-constexpr u32 TILE_BYTES = MASKED ? 72 : CONTEXT ? 64 : 56;
+constexpr u32 TILE_BYTES = MASKED ? 72 : AFTER ? 64 : 56;
 constexpr u32 BARRIERS = TILES + TILE_BYTES * TILE_SLOTS * TILE_RECORDS;
 constexpr u32 TILE_FULL = BARRIERS;
 constexpr u32 TILE_READ = TILE_FULL + 8 * TILE_SLOTS;
@@ -199,7 +201,7 @@ __device__ __forceinline__ u32 position_of(const FolioPacking &packing, u32 row)
 
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
-struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS>, TileContext<CONTEXT, BLOCK> {
+struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS>, TileContext<AFTER, BLOCK> {
     int num_steps;  // 0: no more work
     int first_block;
     int kv_end;

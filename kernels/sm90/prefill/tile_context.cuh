@@ -6,7 +6,7 @@
 
 namespace folio::prefill {
 
-template <bool CONTEXT, int BLOCK>
+template <bool AFTER, int BLOCK>
 struct TileContext;
 
 // There are none.
@@ -19,7 +19,6 @@ struct TileContext<false, BLOCK> {
         return item.page_start;
     }
 
-    __device__ __forceinline__ bool context_ends_in(int) const { return false; }
     __device__ __forceinline__ int end_in(int, int kv_end) const { return kv_end; }
 };
 
@@ -37,12 +36,32 @@ struct TileContext<true, BLOCK> {
         return params.attention.plan.qo_indptr[item.request];
     }
 
-    __device__ __forceinline__ bool context_ends_in(int block) const { return block == context_end; }
-
     // Where the keys of a block end at the latest.
     __device__ __forceinline__ int end_in(int block, int kv_end) const {
-        return context_ends_in(block) ? min(kv_end, context_len) : kv_end;
+        return block == context_end ? min(kv_end, context_len) : kv_end;
     }
+};
+
+// That block, as a copy; -1: none.
+template <bool AFTER>
+struct ContextEnd;
+
+template <>
+struct ContextEnd<false> {
+    ContextEnd() = default;
+    template <class Tile>
+    __device__ __forceinline__ explicit ContextEnd(const Tile &) {}
+    __device__ __forceinline__ int block() const { return -1; }
+};
+
+template <>
+struct ContextEnd<true> {
+    int end = -1;
+
+    ContextEnd() = default;
+    template <class Tile>
+    __device__ __forceinline__ explicit ContextEnd(const Tile &tile) : end(tile.context_end) {}
+    __device__ __forceinline__ int block() const { return end; }
 };
 
 }  // namespace folio::prefill

@@ -22,7 +22,7 @@ use crate::cuda::kernels::attention::{KeySource, Masks, Phase};
 use crate::cuda::kernels::mla::{MlaVariant, RecordSource};
 use crate::error::Result;
 use crate::log::{Level, Logger};
-use crate::problem::{AttentionDesc, CacheForm, Keys, Kind, KvStorage, Tiling};
+use crate::problem::{AttentionDesc, CacheForm, Keys, Kind, Tiling};
 
 /// The kernels of one problem, the preferred ones first.
 pub struct Candidates {
@@ -206,12 +206,8 @@ fn special(
             for keys in lack_masks {
                 kernels.push(boxed(load(keys, Masks::Any)?));
             }
-            // Of few rows over ragged keys in two parts there is none.
-            if desc.kv == KvStorage::Ragged {
-                let of_parts = prefill(KeySource::Tma, Masks::ByPosition)?;
-                if of_parts.as_ref().is_ok_and(|kernel| kernel.may_go_on()) {
-                    kernels = vec![of_parts];
-                }
+            if let Some(of_parts) = Sm90Prefill::load_of_parts(loader, context, desc)? {
+                kernels = vec![boxed(Ok(of_parts))];
             }
             Ok(kernels)
         }

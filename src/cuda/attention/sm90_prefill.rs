@@ -4,15 +4,15 @@
 
 use super::features::{Feature, Features};
 use super::kernel::{
-    AttentionKernel, COMBINE_UNITS, Inputs, OWN_KEY_BYTES, OrLacks, Run, find, query,
+    AttentionKernel, COMBINE_UNITS, Inputs, OWN_KEY_BYTES, OrLacks, Run, find, phase, query,
 };
 use super::sm90::{GROUP, Map, rows_are_distinct};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, DeviceInfo, Function, Launch, Swizzle, TensorMap};
 use crate::cuda::kernels::attention::{
-    AttentionRow, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, SPLIT_ROPE_DIM, Variant,
-    prefill_ctas,
+    AttentionQuery, AttentionRow, KeyParts, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, Phase,
+    SPLIT_ROPE_DIM, Variant, prefill_ctas,
 };
 use crate::cuda::params::{AttentionParams, Divisor, SumParams, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
@@ -77,6 +77,8 @@ pub struct Sm90Prefill {
     own_keys: bool,
     whole_keys: Option<Function>,
     split_keys: Option<Function>,
+    /// Over the same, for runs that go on from earlier keys, and where [`Self::split_keys`] is not for all.
+    after: Option<Function>,
     /// Over whole keys, for runs with a soft cap, and with ALiBi.
     capped: Option<Function>,
     biased: Option<Function>,
@@ -102,13 +104,40 @@ pub(super) enum Beside {
 }
 
 impl Sm90Prefill {
-    /// Loads the row for a problem.
+    /// Loads the row for a problem of many query rows.
     ///
     /// # Errors
     /// As [`find`].
     pub fn load(
         keys: KeySource,
         masks: Masks,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
+        Self::load_in(phase(desc), (keys, masks), loader, context, desc)
+    }
+
+    /// Loads that for ragged keys in two parts, however few query rows there are: of few rows, no other kernel on Hopper is.
+    ///
+    /// # Errors
+    /// As [`find`].
+    pub fn load_of_parts(
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<Option<Self>> {
+        if desc.kv != KvStorage::Ragged {
+            return Ok(None);
+        }
+        let form = (KeySource::Tma, Masks::ByPosition);
+        let loaded = Self::load_in(Phase::Prefill, form, loader, context, desc)?.ok();
+        Ok(loaded.filter(|kernel| kernel.after.is_some()))
+    }
+
+    fn load_in(
+        phase: Phase,
+        (keys, masks): (KeySource, Masks),
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
@@ -135,7 +164,7 @@ impl Sm90Prefill {
         }
         let mut loaded = Err(Features::default());
         for &kv in forms {
-            loaded = Self::load_form((keys, kv, masks), loader, context, desc)?;
+            loaded = Self::load_form(phase, (keys, kv, masks), loader, context, desc)?;
             if loaded.is_ok() {
                 break;
             }
@@ -145,39 +174,45 @@ impl Sm90Prefill {
 
     /// The row that reads keys in one way.
     fn load_form(
+        phase: Phase,
         (keys, kv, masks): (KeySource, KvRows, Masks),
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
     ) -> Result<OrLacks<Self>> {
-        let query = query(context, desc);
+        let query = AttentionQuery {
+            phase,
+            ..query(context, desc)
+        };
         let packing = packing(desc);
-        let of_tile = |rope_dim, logits, suits: &dyn Fn(&AttentionRow) -> bool| {
+        let of_tile = |parts, logits, suits: &dyn Fn(&AttentionRow) -> bool| {
             let wanted = Variant::Sm90Prefill {
                 kv,
-                rope_dim,
+                parts,
                 masks,
                 logits,
             };
             find(loader, query, |row| row.variant == wanted && suits(row))
         };
-        let form = |rope_dim, logits| {
+        let form = |parts, logits| {
             let suits = |row: &AttentionRow| {
                 !is_for_few_keys(row) && tile_suits(row, packing, desc.max_qo_len)
             };
-            of_tile(rope_dim, logits, &suits)
+            of_tile(parts, logits, &suits)
         };
-        let (whole, split) = (form(0, Logits::Some)?, form(SPLIT_ROPE_DIM, Logits::Some)?);
-        let row = match (&whole, &split) {
-            (Ok((row, _)), _) | (_, Ok((row, _))) => *row,
-            (Err(lacks), Err(_)) => return Ok(Err(*lacks)),
+        let of_parts = |parts| form(parts, Logits::Some);
+        let (whole, split) = (of_parts(KeyParts::One)?, of_parts(KeyParts::Two)?);
+        let after = of_parts(KeyParts::TwoAfter)?;
+        let row = match (&whole, &split, &after) {
+            (Ok((row, _)), ..) | (_, Ok((row, _)), _) | (.., Ok((row, _))) => *row,
+            (Err(lacks), ..) => return Ok(Err(*lacks)),
         };
         let with = |logits| -> Result<Option<Function>> {
-            let found = form(0, logits)?.ok();
+            let found = form(KeyParts::One, logits)?.ok();
             Ok(found.and_then(|(of, function)| (of.shape == row.shape).then_some(function)))
         };
         let few = match may_have_few_keys(desc) {
-            true => of_tile(0, Logits::Some, &is_for_few_keys)?.ok(),
+            true => of_tile(KeyParts::One, Logits::Some, &is_for_few_keys)?.ok(),
             false => None,
         };
         let most_keys = most_few_keys(desc);
@@ -195,6 +230,7 @@ impl Sm90Prefill {
             own_keys: kv == KvRows::PagedOwn,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
+            after: after.ok().map(|(_, function)| function),
             capped: with(Logits::Capped)?,
             biased: with(Logits::Biased)?,
             sm_count: context.device().sm_count,
@@ -332,7 +368,7 @@ impl Sm90Prefill {
             return self.of_whole_keys(args);
         };
         let lacks = self.missing_of_cache(k_rope);
-        match &self.split_keys {
+        match self.split_keys.as_ref().or(self.after.as_ref()) {
             Some(split) if k_rope.extent(3) == i64::from(SPLIT_ROPE_DIM) => {
                 if lacks.is_empty() {
                     Ok(split)
@@ -524,7 +560,7 @@ impl AttentionKernel for Sm90Prefill {
 
     /// The kernels of keys in two parts are those of MLA, whose contexts are attended chunk by chunk.
     fn may_go_on(&self) -> bool {
-        self.split_keys.is_some()
+        self.after.is_some()
     }
 
     fn goes_on(&self, run: &Run<'_>) -> bool {
@@ -533,12 +569,12 @@ impl AttentionKernel for Sm90Prefill {
             let lacks = caches.map(|cache| self.missing_of_cache(cache));
             lacks.iter().all(|lacks| lacks.is_empty())
         };
-        run.args.k_rope.is_some() && run.earlier.context.is_none_or(suits)
+        let after = self.after.is_some() && run.args.k_rope.is_some();
+        after && run.earlier.context.is_none_or(suits)
     }
 
     fn context_step(&self) -> Option<u32> {
-        let is_ragged = self.keys == KeySource::Tma && self.kv == KvStorage::Ragged;
-        (is_ragged && self.split_keys.is_some()).then_some(self.row.shape.kv_tile)
+        self.after.as_ref().map(|_| self.row.shape.kv_tile)
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
@@ -573,6 +609,14 @@ impl AttentionKernel for Sm90Prefill {
         };
         let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
         let [k, v, k_rope] = self.split_maps(current, [&args.k, &args.v, k_rope])?;
+        let after = match (&self.split_keys, &self.after) {
+            (Some(_), _) if run.earlier.is_nothing() => None,
+            (_, after) => after.as_ref(),
+        };
+        let Some(after) = after else {
+            // SAFETY: as above, with maps of the caller's tensors.
+            return unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) };
+        };
         let of_context = match &run.earlier.context {
             Some(of) => self.split_maps(current, [&of.k, &of.v, &of.k_rope])?,
             None => [k, v, k_rope],
@@ -580,7 +624,7 @@ impl AttentionKernel for Sm90Prefill {
         let [context_k, context_v, context_k_rope] = of_context;
         let maps = [q, k, v, k_rope, context_k, context_v, context_k_rope];
         // SAFETY: as above, with maps of the caller's tensors and of a context's.
-        unsafe { launch.enqueue(current, function, &params, &maps) }
+        unsafe { launch.enqueue(current, after, &params, &maps) }
     }
 }
 

@@ -9,9 +9,9 @@ mod sm90_prefill_fp8;
 mod table;
 
 pub use row::{
-    AttentionQuery, AttentionRow, AttentionTypes, CacheScales, Family, Fit, KeySource, KvRows,
-    Logits, MOST_HEAD_DIM, MOST_SOFT_CAP, MOST_WIDE_HEAD_DIM, Masks, Phase, Products, STORED,
-    Shape, Tokens, Variant,
+    AttentionQuery, AttentionRow, AttentionTypes, CacheScales, Family, Fit, KeyParts, KeySource,
+    KvRows, Logits, MOST_HEAD_DIM, MOST_SOFT_CAP, MOST_WIDE_HEAD_DIM, Masks, Phase, Products,
+    SPLIT_ROPE_DIM, STORED, Shape, Tokens, Variant,
 };
-pub use sm90_prefill::{SPLIT_ROPE_DIM, prefill_ctas};
+pub use sm90_prefill::prefill_ctas;
 pub use table::{candidates, rows, unsupported};

@@ -65,8 +65,8 @@ pub enum Variant {
     Sm90Prefill {
         /// How tiles of K and V are filled.
         kv: KvRows,
-        /// Elements of keys that come from a tensor of their own; 0 where keys are whole.
-        rope_dim: u32,
+        /// In how many tensors keys are, and what else rows may see.
+        parts: KeyParts,
         /// Which masks it has.
         masks: Masks,
         /// What its logits are.
@@ -83,6 +83,38 @@ pub enum KeySource {
     Tma,
     /// Row by row.
     Gather,
+}
+
+/// The rotary part of keys in two parts, which is DeepSeek's.
+pub const SPLIT_ROPE_DIM: u32 = 64;
+
+/// The tensors that Hopper's prefill kernel reads keys from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeyParts {
+    /// One.
+    One,
+    /// Two: the last [`SPLIT_ROPE_DIM`] elements are in one of their own, which all heads share.
+    Two,
+    /// The same, and rows may go on from what they came to before, and see a context in other tensors first.
+    TwoAfter,
+}
+
+impl KeyParts {
+    /// Elements of keys in a tensor of their own.
+    fn rope_dim(self) -> u32 {
+        match self {
+            KeyParts::One => 0,
+            KeyParts::Two | KeyParts::TwoAfter => SPLIT_ROPE_DIM,
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        match self {
+            KeyParts::One => "",
+            KeyParts::Two => "_split_keys",
+            KeyParts::TwoAfter => "_split_keys_after",
+        }
+    }
 }
 
 /// Who has the rows and keys of a product in Hopper's decode kernels.
@@ -347,12 +379,13 @@ impl Variant {
             }
             Variant::Sm90Prefill {
                 kv,
-                rope_dim,
+                parts,
                 masks,
                 logits,
             } => vec![
                 format!("FOLIO_KV_ROWS={}", kv.number()),
-                format!("FOLIO_ROPE_DIM={rope_dim}"),
+                format!("FOLIO_ROPE_DIM={}", parts.rope_dim()),
+                format!("FOLIO_AFTER={}", u32::from(parts == KeyParts::TwoAfter)),
                 format!("FOLIO_MASKED={}", u32::from(masks == Masks::Any)),
                 format!("FOLIO_LOGITS={}", logits.number()),
             ],
@@ -388,13 +421,13 @@ impl Variant {
             }
             Variant::Sm90Prefill {
                 kv,
-                rope_dim,
+                parts,
                 masks,
                 logits,
             } => {
-                let keys = if rope_dim > 0 { "_split_keys" } else { "" };
+                let parts = parts.suffix();
                 let masks = if masks == Masks::Any { "_masked" } else { "" };
-                Some(format!("{}{keys}{masks}{}", kv.name(), logits.suffix()))
+                Some(format!("{}{parts}{masks}{}", kv.name(), logits.suffix()))
             }
         }
     }

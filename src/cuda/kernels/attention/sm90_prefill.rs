@@ -1,8 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KvRows, Logits, MOST_HEAD_DIM, Masks,
-    Phase, Shape, Variant, same,
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KeyParts, KvRows, Logits,
+    MOST_HEAD_DIM, Masks, Phase, Shape, Variant, same,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -70,10 +70,11 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
-    // Parts of a context, whose outputs are merged.
+    AFTER,
+    // Chunks of a context, which are summed up.
     Family {
         types: HALF_TO_F32,
-        ..split_keys(KvRows::Ragged)
+        ..AFTER
     },
 ];
 
@@ -82,14 +83,11 @@ const F16_TO_BF16: AttentionTypes = AttentionTypes {
     ..same(DType::F16)
 };
 
-/// The rotary part of keys in two parts, which is DeepSeek's.
-pub const SPLIT_ROPE_DIM: u32 = 64;
-
 const fn split_keys(kv: KvRows) -> Family {
     Family {
         variant: Variant::Sm90Prefill {
             kv,
-            rope_dim: SPLIT_ROPE_DIM,
+            parts: KeyParts::Two,
             masks: Masks::ByPosition,
             logits: Logits::Some,
         },
@@ -100,6 +98,18 @@ const fn split_keys(kv: KvRows) -> Family {
         ..whole_keys(kv)
     }
 }
+
+/// Contexts of MLA. Prompts without one take those of [`split_keys`], whose tiles are shorter by what these look up.
+const AFTER: Family = Family {
+    variant: Variant::Sm90Prefill {
+        kv: KvRows::Ragged,
+        parts: KeyParts::TwoAfter,
+        masks: Masks::ByPosition,
+        logits: Logits::Some,
+    },
+    symbol: "folio_prefill_sm90_split_keys_after",
+    ..split_keys(KvRows::Ragged)
+};
 
 const fn rows() -> Family {
     Family {
@@ -114,7 +124,7 @@ const fn whole_keys(kv: KvRows) -> Family {
         phase: Phase::Prefill,
         variant: Variant::Sm90Prefill {
             kv,
-            rope_dim: 0,
+            parts: KeyParts::One,
             masks: Masks::ByPosition,
             logits: Logits::Some,
         },
@@ -135,7 +145,7 @@ const fn masked(kv: KvRows) -> Family {
     Family {
         variant: Variant::Sm90Prefill {
             kv,
-            rope_dim: 0,
+            parts: KeyParts::One,
             masks: Masks::Any,
             logits: Logits::Some,
         },
@@ -171,7 +181,7 @@ const fn with_logits(kv: KvRows, logits: Logits) -> Family {
     Family {
         variant: Variant::Sm90Prefill {
             kv,
-            rope_dim: 0,
+            parts: KeyParts::One,
             masks: Masks::ByPosition,
             logits,
         },
