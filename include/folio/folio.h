@@ -3290,8 +3290,9 @@ typedef struct folio_mla_context_desc {
  * lse = log(Σ e^(q·k · sm_scale))
  * ```
  *
- * Chunks of the context are summed up in float32, and o is rounded once. This is the prefill of vLLM's MLA backends;
- * there every chunk is merged in the type of o.
+ * Chunks of the context are summed up in float32, new tokens are added to that, and o is rounded: once on the CPU and by
+ * Hopper's kernels, while of the portable CUDA kernel both of these parts are rounded before. This is the prefill of vLLM's MLA
+ * backends; there every chunk is merged in the type of o.
  */
 typedef struct folio_mla_context_args {
     /**
@@ -3449,9 +3450,10 @@ folio_status folio_mla_context_chunk_tokens(const folio_mla_context *handle,
                                             folio_error *err);
 
 /**
- * The first step of a run with FOLIO_MLA_CONTEXT_STEPS: new tokens over themselves. Then, for every chunk in turn,
- * folio_mla_context_gather, the caller's products of context_latent with its weights to context_k_nope and context_v,
- * and folio_mla_context_attend; the last one writes o. All steps of a run have the same args but for the context's
+ * The first step of a run with FOLIO_MLA_CONTEXT_STEPS. Where no request has context it is the only one: new tokens over
+ * themselves, and o is written. Else it starts the sum of the chunks. Then, for every chunk in turn, folio_mla_context_gather,
+ * the caller's products of context_latent with its weights to context_k_nope and context_v, and folio_mla_context_attend; the
+ * last of these also attends the new tokens over themselves, and writes o. All steps of a run have the same args but for the context's
  * tensors, and no other run of the plan comes between them.
  *
  * @copydetails folio_decode_run
@@ -3481,7 +3483,8 @@ folio_status folio_mla_context_gather(const folio_mla_context *handle,
                                       folio_error *err);
 
 /**
- * Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
+ * Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v; with the last one, new tokens over
+ * themselves as well.
  *
  * @param chunk the chunk's number, below that of folio_mla_context_num_chunks
  *

@@ -1310,8 +1310,9 @@ class MlaContext(Handle):
             o = Σ softmax(q·k · sm_scale)_j v_j
             lse = log(Σ e^(q·k · sm_scale))
 
-        Chunks of the context are summed up in float32, and o is rounded once. This is the prefill of vLLM's MLA
-        backends; there every chunk is merged in the type of o.
+        Chunks of the context are summed up in float32, new tokens are added to that, and o is rounded: once on the
+        CPU and by Hopper's kernels, while of the portable CUDA kernel both of these parts are rounded before. This
+        is the prefill of vLLM's MLA backends; there every chunk is merged in the type of o.
 
         Args:
             flags: `RunFlag.LSE_BASE_2` or 0.
@@ -1378,10 +1379,12 @@ class MlaContext(Handle):
         k_scale: float = 0,
         stream: StreamLike | None = None,
     ) -> Call:
-        """The first step of a run with `MlaContextFlag.STEPS`: new tokens over themselves. Then, for every chunk in
+        """The first step of a run with `MlaContextFlag.STEPS`. Where no request has context it is the only one: new
+        tokens over themselves, and o is written. Else it starts the sum of the chunks. Then, for every chunk in
         turn, `MlaContext.gather`, the caller's products of context_latent with its weights to context_k_nope and
-        context_v, and `MlaContext.attend`; the last one writes o. All steps of a run have the same args but for the
-        context's tensors, and no other run of the plan comes between them.
+        context_v, and `MlaContext.attend`; the last of these also attends the new tokens over themselves, and
+        writes o. All steps of a run have the same args but for the context's tensors, and no other run of the plan
+        comes between them.
 
         Tensors and parameters of one call; one plan serves many, with different values. The extents are those of
         `MlaContext`.
@@ -1393,8 +1396,9 @@ class MlaContext(Handle):
             o = Σ softmax(q·k · sm_scale)_j v_j
             lse = log(Σ e^(q·k · sm_scale))
 
-        Chunks of the context are summed up in float32, and o is rounded once. This is the prefill of vLLM's MLA
-        backends; there every chunk is merged in the type of o.
+        Chunks of the context are summed up in float32, new tokens are added to that, and o is rounded: once on the
+        CPU and by Hopper's kernels, while of the portable CUDA kernel both of these parts are rounded before. This
+        is the prefill of vLLM's MLA backends; there every chunk is merged in the type of o.
 
         Args:
             flags: `RunFlag.LSE_BASE_2` or 0.
@@ -1513,7 +1517,8 @@ class MlaContext(Handle):
         k_scale: float = 0,
         stream: StreamLike | None = None,
     ) -> Call:
-        """Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v.
+        """Attends a chunk whose keys and values are in context_k_nope, context_rope and context_v; with the last one,
+        new tokens over themselves as well.
 
         Args:
             chunk: the chunk's number, below that of num_chunks.
