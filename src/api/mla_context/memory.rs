@@ -1,7 +1,6 @@
 //! The workspace of an MLA context handle: the workspaces of its parts, and the tensors between them.
 #![allow(unsafe_code)]
 
-use super::cuts::NO_KEYS;
 use crate::backend::{Workspace, WorkspaceInfo};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -162,9 +161,14 @@ impl Memory {
         }
     }
 
-    /// The number at [`NO_KEYS`] of the tables, as a copy's source of so many rows and columns.
-    pub fn no_keys(&self, tables: usize, rows: i64, columns: i64) -> Result<Tensor> {
-        let data = tables.wrapping_add(NO_KEYS * size_of::<i32>()) as *mut u8;
+    /// A number of the tables that is an fp32 one's bits, as a copy's source of so many rows and columns.
+    pub fn repeated(
+        &self,
+        tables: usize,
+        place: usize,
+        [rows, columns]: [i64; 2],
+    ) -> Result<Tensor> {
+        let data = tables.wrapping_add(place * size_of::<i32>()) as *mut u8;
         // SAFETY: the number is there, as in `table`; no index moves from it.
         unsafe {
             Tensor::new(

@@ -1,7 +1,7 @@
 //! What an MLA context handle is made of, and where its current plan has it: the attention handles of new tokens and of
 //! chunks, the tables of the chunks, and the memory of all of them.
 
-use super::cuts::{Cut, CutTables, Cuts, ZERO};
+use super::cuts::{Cut, CutTables, Cuts, NO_KEYS, ZERO};
 use super::desc::Problems;
 use super::memory::{Buffers, Memory, on_host};
 use crate::api::Context;
@@ -101,10 +101,10 @@ impl Operators {
 
     /// Makes the lse of rows that of no keys.
     pub fn clear(&self, planned: &Planned, lse: Tensor, stream: Stream) -> Result<()> {
-        let [rows, heads] = [0, 1].map(|dim| lse.extent(dim));
+        let shape = [0, 1].map(|dim| lse.extent(dim));
         let numbers = self.numbers(planned);
         let copy = CopyWeightsArgs {
-            source: self.memory.no_keys(numbers, rows, heads)?,
+            source: self.memory.repeated(numbers, NO_KEYS, shape)?,
             target: lse.insert_dim(0),
         };
         let backend = self.context.backend();
