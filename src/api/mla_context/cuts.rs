@@ -62,8 +62,8 @@ fn numbers_of(requests: usize) -> usize {
     3 * requests + 2
 }
 
-/// The most numbers in all tables: those of the page table, of the last chunk, and of every chunk. Neighbouring chunks share at most one
-/// request; those of a graph all have all requests.
+/// The most numbers in all tables: those of the page table, of the last chunk, and of every chunk. Neighbouring chunks
+/// share at most one request; those of a graph all have all requests.
 pub(super) fn most_numbers(desc: &MlaContextDesc, most_chunks: usize) -> usize {
     let requests = desc.max_batch_size as usize;
     let of_chunks = match desc.graph {
@@ -129,7 +129,7 @@ impl Cuts {
     }
 
     /// Whether chunks are added to a sum: the last one is not, where it is attended with the new tokens.
-    pub fn begin_a_sum(&self, last_with_new_tokens: bool) -> bool {
+    pub fn need_a_sum(&self, last_with_new_tokens: bool) -> bool {
         self.list.len() > usize::from(last_with_new_tokens)
     }
 
@@ -184,8 +184,8 @@ impl Cuts {
             .map(|(qo_indptr, rest)| (qo_indptr, &rest[..offsets]))
     }
 
-    /// The number among the contexts' chunks of the one at a place of the list. A graph's last places have those that there are, because
-    /// the last one is attended with the new tokens; the others have none.
+    /// The number among the contexts' chunks of the one at a place of the list. A graph's last places have those that there
+    /// are, because the last one is attended with the new tokens; the others have none.
     fn chunk_at(&self, place: usize) -> usize {
         let count = self.chunks.count();
         let missing = self.list.len() - count;

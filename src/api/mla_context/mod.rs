@@ -159,7 +159,7 @@ impl MlaContext {
         operators.plan_with_last_chunk(&batch, workspace, stream)?;
         if operators
             .cuts
-            .begin_a_sum(operators.with_last_chunk.is_some())
+            .need_a_sum(operators.with_last_chunk.is_some())
         {
             let rows = match operators.desc.graph {
                 true => operators.desc.max_num_tokens.into(),

@@ -42,12 +42,28 @@ impl WithLastChunk {
         problems: &Problems,
         alone: &Attention,
     ) -> Result<Option<WithLastChunk>> {
-        let Some(step) = alone.context_step() else {
+        let Some(step) = alone
+            .context_step()
+            .filter(|&step| can_count(&problems.desc, step))
+        else {
             return Ok(None);
         };
         let attention = Attention::new(context, problems.with_last_chunk(step))?;
         Ok((attention.context_step() == Some(step)).then_some(WithLastChunk { attention, step }))
     }
+}
+
+/// Whether int32 numbers reach over a chunk whose requests take whole steps, and the new tokens.
+fn can_count(desc: &MlaContextDesc, step: u32) -> bool {
+    let [requests, step, chunk, new, longest] = [
+        desc.max_batch_size,
+        step,
+        desc.max_chunk_tokens,
+        desc.max_num_tokens,
+        desc.max_kv_len,
+    ]
+    .map(u64::from);
+    (requests * step + chunk + new).max(longest + step) <= i32::MAX as u64
 }
 
 /// What a run needs of the plan.

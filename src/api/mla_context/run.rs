@@ -112,11 +112,11 @@ impl<'a> Run<'a> {
         attention.run_after(&self.attend_new_tokens(), &earlier, self.stream)
     }
 
-    /// Whether plans begin a sum.
+    /// Whether there are chunks that are added to a sum, which plans begin.
     fn has_sum(&self) -> bool {
         let operators = self.operators;
         let with_last_chunk = operators.with_last_chunk.is_some();
-        operators.cuts.begin_a_sum(with_last_chunk)
+        operators.cuts.need_a_sum(with_last_chunk)
     }
 
     /// The sum of all rows, which the last part of a run ends.
