@@ -1,8 +1,9 @@
 //! Mixed batches: the decodes of a batch, beside its prompts, are a plan of their own, and a run is a decode kernel and then a
 //! prefill kernel. For prefill kernels whose tiles take longer for the few rows of a decode than it takes to read their bytes:
 //! Hopper's where it converts keys (166 decodes on 30101 keys in fp8, 32/1 heads of 96, beside 30 rows, on an H200: 1250 µs, where
-//! the bytes are read in 230), and the portable one, of whose four warps one has all rows. A second kernel, and what combines its
-//! parts, take 15 to 20 µs, and so decodes of few keys stay with the prompts.
+//! the bytes are read in 230), that for latent attention with many rows, a decode of which fills a quarter of a tile or less, and the
+//! portable one, of whose four warps one has all rows. A second kernel, and what combines its parts, take 15 to 20 µs, and so decodes
+//! of few keys stay with the prompts.
 //!
 //! Drafts that are verified are too few rows for a prefill kernel as well, but more than a tile of decodes has. Where the host sees
 //! that they have more keys than the decodes of a batch, or that nothing is longer, a decode kernel with larger tiles takes both.
