@@ -23,11 +23,6 @@ struct Before {
         }
     }
 
-    // Whether some row of the warp does not begin anew.
-    __device__ __forceinline__ bool is_some() const {
-        return AFTER && __any_sync(FULL_WARP, lse[0] != minus_infinity() || lse[1] != minus_infinity());
-    }
-
     // The output that goes with it.
     template <int N>
     __device__ __forceinline__ void load(float (&o)[N], const FolioAttentionParams &params, u32 columns,

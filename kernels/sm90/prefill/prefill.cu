@@ -235,13 +235,12 @@ private:
         wgmma_wait<0>();
         pin(s);
         // Not earlier: accumulators that are written while products are under way serialise these.
-        const bool goes_on = before.is_some();
-        if (goes_on) before.load(o, params, head_dim_vo, tile);
+        if constexpr (AFTER) before.load(o, params, head_dim_vo, tile);
         float factor[2];
         const bool rescales = finish_scores(tile, steps, mask, s, rows, factor);
         pack_probabilities(p, s);
         clear_stale_values(tile, tile.first_block);
-        if (!goes_on) {
+        if constexpr (!AFTER) {
 #pragma unroll
             for (int i = 0; i < DIM_VO / 2; ++i) o[i] = 0.0f;
         } else if (rescales) {
