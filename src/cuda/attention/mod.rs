@@ -28,6 +28,8 @@ mod sm90_mla;
 pub mod sm90_mla_few;
 pub mod sm90_prefill;
 mod sm90_prefill_fp8;
+mod sm90_prefill_maps;
+mod sm90_prefill_tiling;
 pub mod stored;
 mod tilings;
 mod widen_stored;

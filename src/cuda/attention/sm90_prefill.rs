@@ -1,15 +1,15 @@
-//! The Hopper prefill kernels, `kernels/sm90/prefill/prefill.cu`: what they take, and the tensor maps that Q, K and V
-//! are read by. Where maps do not describe K and V, another loads them row by row.
+//! The Hopper prefill kernels, `kernels/sm90/prefill/prefill.cu`: what they take, and which of them takes a run. Q, K and V are read
+//! by `sm90_prefill_maps`. Where maps do not describe K and V, another loads them row by row.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
-use super::kernel::{
-    AttentionKernel, COMBINE_UNITS, Inputs, OWN_KEY_BYTES, OrLacks, Run, find, phase, query,
-};
-use super::sm90::{GROUP, Map, rows_are_distinct};
+use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, find, phase, query};
+use super::sm90::GROUP;
+use super::sm90_prefill_maps::{PrefillMaps, SWIZZLE, rows_suit};
+use super::sm90_prefill_tiling::{rows_of_tile, tiling, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, Current, DeviceInfo, Function, Launch, Swizzle, TensorMap};
+use crate::cuda::driver::{Context, Current, Function, Launch};
 use crate::cuda::kernels::attention::{
     AttentionQuery, AttentionRow, KeyParts, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, Phase,
     SPLIT_ROPE_DIM, Variant, prefill_ctas,
@@ -18,17 +18,10 @@ use crate::cuda::params::{AttentionParams, Divisor, SumParams, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionArgs, AttentionDesc, ContextKeys, Kind, KvStorage, Mask, SmallItems, TailCosts,
-    Tiling, Workers,
+    AttentionArgs, AttentionDesc, ContextKeys, Kind, KvStorage, Mask, SmallItems, TailCosts, Tiling,
 };
 use crate::tensor::Tensor;
 
-/// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
-const BOX_COLUMNS: u32 = 64;
-const SWIZZLE: Swizzle = Swizzle::Span128;
-/// Rows are copied so many bytes at a time, and those that are converted by half as many where their addresses ask for it:
-/// fp8 rows of 72 elements, or 120, begin at every odd multiple of 8.
-const ROW_BYTES: u32 = 16;
 /// Items of more steps are as fast one head at a time, and balance better (H200: 64 requests of 2048 keys, 162 µs side by side,
 /// 145 one at a time; of 256, 36.2 and 38.4).
 const MOST_STEPS_OF_SMALL: u32 = 8;
@@ -65,14 +58,11 @@ fn may_have_few_keys(desc: &AttentionDesc) -> bool {
 /// One of the kernels for one problem.
 #[derive(Debug)]
 pub struct Sm90Prefill {
-    keys: KeySource,
+    /// The row is that of the preferred form of keys; both forms have the same shape.
+    maps: PrefillMaps,
     masks: Masks,
-    /// That of the preferred form of keys; both forms have the same shape.
-    row: &'static AttentionRow,
     /// For whole keys.
     few: Option<Few>,
-    /// A box of a page has all columns of its rows.
-    columns_together: bool,
     /// Warpgroups take heads of small items side by side.
     own_keys: bool,
     whole_keys: Option<Function>,
@@ -84,12 +74,10 @@ pub struct Sm90Prefill {
     biased: Option<Function>,
     sm_count: u32,
     unit_bytes: u32,
-    packing: Packing,
     head_blocks: u32,
     kind: Kind,
     /// A request may have several tiles, which read the same keys.
     tiles_share_keys: bool,
-    kv: KvStorage,
 }
 
 /// What takes the runs of a problem that another kernel leaves.
@@ -217,16 +205,20 @@ impl Sm90Prefill {
         };
         let most_keys = most_few_keys(desc);
         Ok(Ok(Sm90Prefill {
-            keys,
+            maps: PrefillMaps {
+                keys,
+                kv: desc.kv,
+                row,
+                columns_together: matches!(kv, KvRows::Paged | KvRows::PagedOwn),
+                packing,
+            },
             masks,
-            row,
             few: few.map(|(row, function)| Few {
                 row,
                 function,
                 most_keys,
                 always: desc.max_kv_len <= most_keys,
             }),
-            columns_together: matches!(kv, KvRows::Paged | KvRows::PagedOwn),
             own_keys: kv == KvRows::PagedOwn,
             whole_keys: whole.ok().map(|(_, function)| function),
             split_keys: split.ok().map(|(_, function)| function),
@@ -235,11 +227,9 @@ impl Sm90Prefill {
             biased: with(Logits::Biased)?,
             sm_count: context.device().sm_count,
             unit_bytes: unit_bytes(context.device()),
-            packing,
             head_blocks: desc.num_qo_heads / u32::from(packing.heads),
             kind: desc.kind,
             tiles_share_keys: desc.max_qo_len > rows_of_tile(row, packing.positions()),
-            kv: desc.kv,
         }))
     }
 
@@ -250,7 +240,7 @@ impl Sm90Prefill {
 
     /// What is beside another kernel for a problem that this one takes too.
     pub(super) fn beside(&self, desc: &AttentionDesc) -> Beside {
-        let shape = &self.row.shape;
+        let shape = &self.maps.row.shape;
         let dims = [desc.head_dim_qk, desc.head_dim_vo];
         match dims == [shape.head_dim_qk, shape.head_dim_vo] {
             true => Beside::Rows,
@@ -293,7 +283,9 @@ impl Sm90Prefill {
             ..self.shape_of_launch(row, run, stream)
         };
         let params = self.params(inputs.params, inputs.q, inputs.k, inputs.v);
-        let maps = self.maps(row, current, [inputs.q, inputs.k, inputs.v])?;
+        let maps = self
+            .maps
+            .all(row, current, [inputs.q, inputs.k, inputs.v])?;
         // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors,
         // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
         unsafe { launch.enqueue(current, function, &params, &maps) }
@@ -317,7 +309,7 @@ impl Sm90Prefill {
             },
             head_dim_qk: q.extent(2) as u32,
             head_dim_vo: v.extent(3) as u32,
-            packing: self.packing,
+            packing: self.maps.packing,
             row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
             reserved: 0,
@@ -338,36 +330,12 @@ impl Sm90Prefill {
         }
     }
 
-    fn maps(
-        &self,
-        row: &AttentionRow,
-        current: &Current<'_>,
-        [q, k, v]: [&Tensor; 3],
-    ) -> Result<[TensorMap; 3]> {
-        let driver = current.driver();
-        Ok([
-            self.query_map(q).encode(driver, SWIZZLE)?,
-            self.cache_map(k, row).encode(driver, SWIZZLE)?,
-            self.cache_map(v, row).encode(driver, SWIZZLE)?,
-        ])
-    }
-
-    /// Of keys in two parts and values.
-    fn split_maps(&self, current: &Current<'_>, caches: [&Tensor; 3]) -> Result<[TensorMap; 3]> {
-        let map = |cache| {
-            self.cache_map(cache, self.row)
-                .encode(current.driver(), SWIZZLE)
-        };
-        let [k, v, k_rope] = caches.map(map);
-        Ok([k?, v?, k_rope?])
-    }
-
     /// The kernel for a run's form of keys, where there is one and the maps can describe the second part.
     fn function(&self, args: &AttentionArgs) -> OrLacks<&Function> {
         let Some(k_rope) = &args.k_rope else {
             return self.of_whole_keys(args);
         };
-        let lacks = self.missing_of_cache(k_rope);
+        let lacks = self.maps.missing_of_cache(k_rope);
         match self.split_keys.as_ref().or(self.after.as_ref()) {
             Some(split) if k_rope.extent(3) == i64::from(SPLIT_ROPE_DIM) => {
                 if lacks.is_empty() {
@@ -393,7 +361,7 @@ impl Sm90Prefill {
     fn with_row(&self, run: &Run<'_>) -> OrLacks<(&Function, &'static AttentionRow)> {
         match self.few(run) {
             Some(few) => Ok((&few.function, few.row)),
-            None => Ok((self.of_whole_keys(run.args)?, self.row)),
+            None => Ok((self.of_whole_keys(run.args)?, self.maps.row)),
         }
     }
 
@@ -402,7 +370,7 @@ impl Sm90Prefill {
     fn few(&self, run: &Run<'_>) -> Option<&Few> {
         self.few.as_ref().filter(|few| {
             // Items may have been cut for another kernel, by its tiles.
-            let fits = few.always && run.q_tile <= self.packing.positions();
+            let fits = few.always && run.q_tile <= self.maps.packing.positions();
             fits || run.has_few_keys
         })
     }
@@ -417,98 +385,20 @@ impl Sm90Prefill {
         let suits = of_heads && !args.alibi_sqrt && args.logits_soft_cap == 0.0;
         self.biased.as_ref().filter(|_| suits)
     }
-
-    /// 8-token groups from page to page of k_rope.
-    fn page_groups(&self, k_rope: &Tensor) -> u32 {
-        match self.kv {
-            KvStorage::Paged { .. } => {
-                (k_rope.stride(0) / (i64::from(GROUP) * k_rope.stride(1))) as u32
-            }
-            KvStorage::Ragged => 0,
-        }
-    }
-
-    /// `[position][head][column]`; a box is a column block of a warpgroup's rows.
-    fn query_map(&self, q: &Tensor) -> Map {
-        Map::new(q)
-            .dimension(q.extent(2) as u32, BOX_COLUMNS, 1)
-            .dimension(q.extent(1) as u32, self.packing.heads.into(), q.stride(1))
-            .dimension(q.extent(0) as u32, self.packing.positions(), q.stride(0))
-    }
-
-    /// Paged: `[8-token group][head][column block][token][column]`, where the groups of a page follow one
-    /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
-    /// have in common. Where columns do not come together, rows are one block, of which a box has a part.
-    /// Ragged: `[head][token][column]`, a box is 64 columns of a step.
-    fn cache_map(&self, cache: &Tensor, row: &AttentionRow) -> Map {
-        let heads = cache.extent(2) as u32;
-        let columns = cache.extent(3) as u32;
-        let kv_tile = row.shape.kv_tile;
-        let KvStorage::Paged { page_size, .. } = self.kv else {
-            return Map::new(cache)
-                .dimension(columns, BOX_COLUMNS, 1)
-                .dimension(cache.extent(0) as u32, kv_tile, cache.stride(0))
-                .dimension(heads, 1, cache.stride(2));
-        };
-        let (columns, blocks) = match self.columns_together {
-            true => (BOX_COLUMNS, columns / BOX_COLUMNS),
-            false => (columns, 1),
-        };
-        let box_tokens = 1 << (page_size | kv_tile).trailing_zeros();
-        let token = cache.stride(1);
-        Map::new(cache)
-            .dimension(columns, BOX_COLUMNS, 1)
-            .dimension(GROUP, GROUP, token)
-            .dimension(blocks, blocks, i64::from(BOX_COLUMNS))
-            .dimension(heads, 1, cache.stride(2))
-            .dimension(
-                num_groups(cache, page_size) as u32,
-                box_tokens / GROUP,
-                i64::from(GROUP) * token,
-            )
-    }
-
-    /// Why the maps cannot describe the cache, or its rows not be copied.
-    fn missing_of_cache(&self, cache: &Tensor) -> Features {
-        const MOST_COORDINATES: i64 = i32::MAX as i64;
-        if self.keys == KeySource::Gather {
-            let least = match self.row.types.kv == self.row.types.q {
-                true => ROW_BYTES,
-                false => ROW_BYTES / 2,
-            };
-            return Features::default().and(Feature::KvStrides, row_alignment(cache) < least);
-        }
-        if cache.is_empty() {
-            return Feature::EmptyKv.into();
-        }
-        if !rows_suit(cache) {
-            return Feature::KvStrides.into();
-        }
-        let lacks = Features::default();
-        let KvStorage::Paged { page_size, .. } = self.kv else {
-            return lacks.and(Feature::Rows, cache.extent(0) > MOST_COORDINATES);
-        };
-        let group = i64::from(GROUP) * cache.stride(1);
-        let one_page = cache.extent(0) <= 1;
-        let in_groups = one_page || cache.stride(0) % group == 0;
-        let within = cache.stride(0) >> 3 <= i64::from(u32::MAX)
-            && num_groups(cache, page_size) <= MOST_COORDINATES;
-        lacks.and(Feature::PageSteps, !(in_groups && within))
-    }
 }
 
 impl AttentionKernel for Sm90Prefill {
     fn name(&self) -> &str {
         match &self.few {
             Some(few) if few.always => &few.row.row.name,
-            _ => &self.row.row.name,
+            _ => &self.maps.row.row.name,
         }
     }
 
     fn tiling(&self) -> Tiling {
         let mut tiling = tiling(
-            self.row,
-            self.packing.positions(),
+            self.maps.row,
+            self.maps.packing.positions(),
             (self.sm_count, self.unit_bytes),
             self.head_blocks,
         );
@@ -524,11 +414,11 @@ impl AttentionKernel for Sm90Prefill {
         if self.own_keys {
             (tiling.max_shares, tiling.tail) = (0, TailCosts::NO_TAIL);
             tiling.workers.small = SmallItems {
-                rows: self.packing.positions(),
-                keys: MOST_STEPS_OF_SMALL * self.row.shape.kv_tile,
+                rows: self.maps.packing.positions(),
+                keys: MOST_STEPS_OF_SMALL * self.maps.row.shape.kv_tile,
                 of_item: self
                     .head_blocks
-                    .div_ceil(self.row.shape.q_tile / WARPGROUP_ROWS),
+                    .div_ceil(self.maps.row.shape.q_tile / WARPGROUP_ROWS),
             };
         }
         tiling
@@ -539,13 +429,13 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn most_rows(&self) -> u32 {
-        rows_of_tile(self.row, self.packing.positions())
+        rows_of_tile(self.maps.row, self.maps.packing.positions())
     }
 
     /// Steps are of whole blocks. Only masks of any kind hide what is before an item's first key.
     fn starts_at(&self) -> u32 {
         match self.masks {
-            Masks::ByPosition => self.row.shape.kv_tile,
+            Masks::ByPosition => self.maps.row.shape.kv_tile,
             Masks::Any => 1,
         }
     }
@@ -553,8 +443,8 @@ impl AttentionKernel for Sm90Prefill {
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         self.missing_beside_keys(run)
-            | self.missing_of_cache(&args.k)
-            | self.missing_of_cache(&args.v)
+            | self.maps.missing_of_cache(&args.k)
+            | self.maps.missing_of_cache(&args.v)
             | self.function(args).err().unwrap_or_default()
     }
 
@@ -566,7 +456,7 @@ impl AttentionKernel for Sm90Prefill {
     fn goes_on(&self, run: &Run<'_>) -> bool {
         let suits = |context: ContextKeys| {
             let caches = [&context.k, &context.k_rope, &context.v];
-            let lacks = caches.map(|cache| self.missing_of_cache(cache));
+            let lacks = caches.map(|cache| self.maps.missing_of_cache(cache));
             lacks.iter().all(|lacks| lacks.is_empty())
         };
         let after = self.after.is_some() && run.args.k_rope.is_some();
@@ -574,12 +464,12 @@ impl AttentionKernel for Sm90Prefill {
     }
 
     fn context_step(&self) -> Option<u32> {
-        self.after.as_ref().map(|_| self.row.shape.kv_tile)
+        self.after.as_ref().map(|_| self.maps.row.shape.kv_tile)
     }
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let args = run.args;
-        if self.keys == KeySource::Tma && args.k_rope.is_none() {
+        if self.maps.keys == KeySource::Tma && args.k_rope.is_none() {
             let inputs = Inputs {
                 q: &args.q,
                 k: &args.k,
@@ -590,10 +480,10 @@ impl AttentionKernel for Sm90Prefill {
             return self.launch_over(&inputs, current, run, stream);
         }
         let function = self.function(args).map_err(wrong_choice)?;
-        let launch = self.shape_of_launch(self.row, run, stream);
+        let launch = self.shape_of_launch(self.maps.row, run, stream);
         let params = |attention| self.params(attention, &args.q, &args.k, &args.v);
         let Some(k_rope) = &args.k_rope else {
-            let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
+            let q = self.maps.query(&args.q).encode(current.driver(), SWIZZLE)?;
             // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors,
             // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
             return unsafe { launch.enqueue(current, function, &params(*run.params), &[q]) };
@@ -603,12 +493,12 @@ impl AttentionKernel for Sm90Prefill {
             context_indptr: (run.earlier.context)
                 .map_or(0, |context| context.indptr.address() as u64),
             ..params(AttentionParams {
-                k_rope_page_groups: self.page_groups(k_rope),
+                k_rope_page_groups: self.maps.page_groups(k_rope),
                 ..*run.params
             })
         };
-        let q = self.query_map(&args.q).encode(current.driver(), SWIZZLE)?;
-        let [k, v, k_rope] = self.split_maps(current, [&args.k, &args.v, k_rope])?;
+        let q = self.maps.query(&args.q).encode(current.driver(), SWIZZLE)?;
+        let [k, v, k_rope] = self.maps.split(current, [&args.k, &args.v, k_rope])?;
         let after = match (&self.split_keys, &self.after) {
             (Some(_), _) if run.earlier.is_nothing() => None,
             (_, after) => after.as_ref(),
@@ -618,7 +508,7 @@ impl AttentionKernel for Sm90Prefill {
             return unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) };
         };
         let of_context = match &run.earlier.context {
-            Some(of) => self.split_maps(current, [&of.k, &of.v, &of.k_rope])?,
+            Some(of) => self.maps.split(current, [&of.k, &of.v, &of.k_rope])?,
             None => [k, v, k_rope],
         };
         let [context_k, context_v, context_k_rope] = of_context;
@@ -637,54 +527,6 @@ fn wrong_choice(lacks: Features) -> Error {
 fn piece_bytes(rows: &Tensor) -> u32 {
     let length = rows.extent(rows.rank() - 1) * rows.dtype().size() as i64;
     row_alignment(rows).min(1 << length.trailing_zeros())
-}
-
-/// Query rows of a tile, whose warpgroups have so many positions.
-fn rows_of_tile(row: &AttentionRow, positions: u32) -> u32 {
-    row.shape.q_tile / WARPGROUP_ROWS * positions
-}
-
-/// [`Tiling::unit_bytes`]: a unit is 1.4 µs on an H200.
-pub(super) fn unit_bytes(device: &DeviceInfo) -> u32 {
-    device.memory_bytes_in(1400)
-}
-
-/// How work is cut for a kernel whose warpgroups have so many positions in each of so many blocks of heads.
-pub(super) fn tiling(
-    row: &AttentionRow,
-    positions: u32,
-    (sm_count, unit_bytes): (u32, u32),
-    head_blocks: u32,
-) -> Tiling {
-    // One tile per multiprocessor.
-    let at_a_time = sm_count / head_blocks;
-    Tiling {
-        q_tile: rows_of_tile(row, positions),
-        q_parts: row.shape.q_tile / WARPGROUP_ROWS,
-        kv_unit: row.shape.kv_tile,
-        unit_bytes,
-        max_splits: at_a_time,
-        max_shares: 0,
-        tail: TailCosts {
-            most_chunks: 3 * sm_count / head_blocks,
-            // 5 µs where a unit is 1.4 on an H200.
-            item_units: 3,
-            combine_units: 5,
-            // With 3, 1000 new tokens with 32/8 heads took 38 µs instead of 35.
-            least_gain: 8,
-        },
-        // About what combining takes: 4 to 5 µs on an H200, where a unit is 1.5 to 2.
-        takes_shares: false,
-        least_gain: 3,
-        invariant_chunk: u32::MAX,
-        combine_units: COMBINE_UNITS,
-        own_key_bytes: OWN_KEY_BYTES,
-        workers: Workers {
-            all: sm_count,
-            of_item: head_blocks,
-            small: SmallItems::NONE,
-        },
-    }
 }
 
 /// What a run asks for beside masks that follow from positions, and ALiBi.
@@ -717,18 +559,4 @@ fn tile_suits(row: &AttentionRow, packing: Packing, max_qo_len: u32) -> bool {
     let short = packing.heads == 1 && max_qo_len < 2048;
     let is_only = row.shape.head_dim_qk != 128 || row.types.kv != row.types.q;
     is_only || short == (row.shape.q_tile < WIDE)
-}
-
-/// 8-token groups from the first to the last page.
-pub(super) fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
-    let per_page = match cache.extent(0) {
-        0 | 1 => 0,
-        _ => cache.stride(0) / (i64::from(GROUP) * cache.stride(1)),
-    };
-    (cache.extent(0) - 1).max(0) * per_page + i64::from(page_size / GROUP)
-}
-
-/// Rows start at whole pieces. An empty tensor has no rows that a map could describe.
-pub(super) fn rows_suit(tensor: &Tensor) -> bool {
-    !tensor.is_empty() && row_alignment(tensor) >= ROW_BYTES && rows_are_distinct(tensor)
 }

@@ -5,7 +5,9 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map};
-use super::sm90_prefill::{not_by_position, num_groups, rows_suit, tiling, unit_bytes};
+use super::sm90_prefill::not_by_position;
+use super::sm90_prefill_maps::{num_groups, rows_suit};
+use super::sm90_prefill_tiling::{tiling, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};

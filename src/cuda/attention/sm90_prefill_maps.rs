@@ -1,0 +1,149 @@
+//! The tensor maps that the Hopper prefill kernels read Q, K and V by, and what maps, or copies of rows, cannot describe. Which kernel
+//! takes a run is `sm90_prefill`'s matter.
+
+use super::features::{Feature, Features};
+use super::sm90::{GROUP, Map, rows_are_distinct};
+use crate::cuda::driver::{Current, Swizzle, TensorMap};
+use crate::cuda::kernels::attention::{AttentionRow, KeySource};
+use crate::cuda::params::row_alignment;
+use crate::cuda::prefill_params::Packing;
+use crate::error::Result;
+use crate::problem::KvStorage;
+use crate::tensor::Tensor;
+
+/// Columns of a box: a swizzle atom, 128 bytes of 16-bit elements. Where a row ends within a box, the rest is zeros.
+const BOX_COLUMNS: u32 = 64;
+pub const SWIZZLE: Swizzle = Swizzle::Span128;
+/// Rows are copied so many bytes at a time, and those that are converted by half as many where their addresses ask for it:
+/// fp8 rows of 72 elements, or 120, begin at every odd multiple of 8.
+const ROW_BYTES: u32 = 16;
+/// How the kernels for one problem read its tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillMaps {
+    pub keys: KeySource,
+    pub kv: KvStorage,
+    /// That of the preferred form of keys.
+    pub row: &'static AttentionRow,
+    /// A box of a page has all columns of its rows.
+    pub columns_together: bool,
+    pub packing: Packing,
+}
+
+impl PrefillMaps {
+    /// Of queries, keys and values.
+    pub fn all(
+        &self,
+        row: &AttentionRow,
+        current: &Current<'_>,
+        [q, k, v]: [&Tensor; 3],
+    ) -> Result<[TensorMap; 3]> {
+        let driver = current.driver();
+        Ok([
+            self.query(q).encode(driver, SWIZZLE)?,
+            self.cache(k, row).encode(driver, SWIZZLE)?,
+            self.cache(v, row).encode(driver, SWIZZLE)?,
+        ])
+    }
+
+    /// Of keys in two parts and values.
+    pub fn split(&self, current: &Current<'_>, caches: [&Tensor; 3]) -> Result<[TensorMap; 3]> {
+        let map = |cache| {
+            self.cache(cache, self.row)
+                .encode(current.driver(), SWIZZLE)
+        };
+        let [k, v, k_rope] = caches.map(map);
+        Ok([k?, v?, k_rope?])
+    }
+
+    /// 8-token groups from page to page of k_rope.
+    pub fn page_groups(&self, k_rope: &Tensor) -> u32 {
+        match self.kv {
+            KvStorage::Paged { .. } => {
+                (k_rope.stride(0) / (i64::from(GROUP) * k_rope.stride(1))) as u32
+            }
+            KvStorage::Ragged => 0,
+        }
+    }
+
+    /// `[position][head][column]`; a box is a column block of a warpgroup's rows.
+    pub fn query(&self, q: &Tensor) -> Map {
+        Map::new(q)
+            .dimension(q.extent(2) as u32, BOX_COLUMNS, 1)
+            .dimension(q.extent(1) as u32, self.packing.heads.into(), q.stride(1))
+            .dimension(q.extent(0) as u32, self.packing.positions(), q.stride(0))
+    }
+
+    /// Paged: `[8-token group][head][column block][token][column]`, where the groups of a page follow one
+    /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
+    /// have in common. Where columns do not come together, rows are one block, of which a box has a part.
+    /// Ragged: `[head][token][column]`, a box is 64 columns of a step.
+    fn cache(&self, cache: &Tensor, row: &AttentionRow) -> Map {
+        let heads = cache.extent(2) as u32;
+        let columns = cache.extent(3) as u32;
+        let kv_tile = row.shape.kv_tile;
+        let KvStorage::Paged { page_size, .. } = self.kv else {
+            return Map::new(cache)
+                .dimension(columns, BOX_COLUMNS, 1)
+                .dimension(cache.extent(0) as u32, kv_tile, cache.stride(0))
+                .dimension(heads, 1, cache.stride(2));
+        };
+        let (columns, blocks) = match self.columns_together {
+            true => (BOX_COLUMNS, columns / BOX_COLUMNS),
+            false => (columns, 1),
+        };
+        let box_tokens = 1 << (page_size | kv_tile).trailing_zeros();
+        let token = cache.stride(1);
+        Map::new(cache)
+            .dimension(columns, BOX_COLUMNS, 1)
+            .dimension(GROUP, GROUP, token)
+            .dimension(blocks, blocks, i64::from(BOX_COLUMNS))
+            .dimension(heads, 1, cache.stride(2))
+            .dimension(
+                num_groups(cache, page_size) as u32,
+                box_tokens / GROUP,
+                i64::from(GROUP) * token,
+            )
+    }
+
+    /// Why the maps cannot describe the cache, or its rows not be copied.
+    pub fn missing_of_cache(&self, cache: &Tensor) -> Features {
+        const MOST_COORDINATES: i64 = i32::MAX as i64;
+        if self.keys == KeySource::Gather {
+            let least = match self.row.types.kv == self.row.types.q {
+                true => ROW_BYTES,
+                false => ROW_BYTES / 2,
+            };
+            return Features::default().and(Feature::KvStrides, row_alignment(cache) < least);
+        }
+        if cache.is_empty() {
+            return Feature::EmptyKv.into();
+        }
+        if !rows_suit(cache) {
+            return Feature::KvStrides.into();
+        }
+        let lacks = Features::default();
+        let KvStorage::Paged { page_size, .. } = self.kv else {
+            return lacks.and(Feature::Rows, cache.extent(0) > MOST_COORDINATES);
+        };
+        let group = i64::from(GROUP) * cache.stride(1);
+        let one_page = cache.extent(0) <= 1;
+        let in_groups = one_page || cache.stride(0) % group == 0;
+        let within = cache.stride(0) >> 3 <= i64::from(u32::MAX)
+            && num_groups(cache, page_size) <= MOST_COORDINATES;
+        lacks.and(Feature::PageSteps, !(in_groups && within))
+    }
+}
+
+/// 8-token groups from the first to the last page.
+pub fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
+    let per_page = match cache.extent(0) {
+        0 | 1 => 0,
+        _ => cache.stride(0) / (i64::from(GROUP) * cache.stride(1)),
+    };
+    (cache.extent(0) - 1).max(0) * per_page + i64::from(page_size / GROUP)
+}
+
+/// Rows start at whole pieces. An empty tensor has no rows that a map could describe.
+pub fn rows_suit(tensor: &Tensor) -> bool {
+    !tensor.is_empty() && row_alignment(tensor) >= ROW_BYTES && rows_are_distinct(tensor)
+}
