@@ -70,6 +70,11 @@ impl ContextChunks {
         }
     }
 
+    /// The number of contexts.
+    pub fn num_requests(&self) -> usize {
+        self.starts.len() - 1
+    }
+
     /// Tokens of a full chunk.
     pub fn size(&self) -> u32 {
         self.size

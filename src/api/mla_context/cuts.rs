@@ -87,7 +87,6 @@ pub(super) struct Cuts {
     alone: Vec<i32>,
     /// The offsets of the keys that new tokens and the last chunk have together.
     with_last: Vec<i32>,
-    batch_size: usize,
 }
 
 impl Cuts {
@@ -120,17 +119,11 @@ impl Cuts {
             from_any_row: device != Device::Cpu,
             alone,
             with_last,
-            batch_size: 0,
         })
     }
 
     pub fn list(&self) -> &[Cut] {
         &self.list
-    }
-
-    /// Whether chunks are added to a sum: the last one is not, where it is attended with the new tokens.
-    pub fn need_a_sum(&self, last_with_new_tokens: bool) -> bool {
-        self.list.len() > usize::from(last_with_new_tokens)
     }
 
     /// Whether one plan of the chunk's attention serves all runs.
@@ -141,7 +134,6 @@ impl Cuts {
     /// Lists the chunks of another batch. Allocates nothing within the room.
     pub fn cut(&mut self, batch: &HostBatch<'_>) {
         let batch_size = batch.batch_size();
-        self.batch_size = batch_size;
         let contexts = (0..batch_size).map(|b| batch.kv_len[b] as u32 - batch.qo_len(b));
         self.chunks.cut(contexts);
         self.list.clear();
@@ -194,7 +186,8 @@ impl Cuts {
 
     /// Where in the tables the offsets of the requests' tokens in the last chunk are, and how many.
     pub fn last_chunk_indptr(&self) -> (usize, usize) {
-        (last_chunk_indptr(self.batch_size), self.batch_size + 1)
+        let requests = self.chunks.num_requests();
+        (last_chunk_indptr(requests), requests + 1)
     }
 
     /// Tokens of a request in the last chunk.
@@ -241,7 +234,7 @@ impl Cuts {
         let (first, count) = self.last_chunk_indptr();
         let offsets = &mut numbers[first..][..count];
         offsets[0] = 0;
-        for b in 0..self.batch_size {
+        for b in 0..self.chunks.num_requests() {
             offsets[b + 1] = offsets[b] + self.last_piece(b) as i32;
         }
         for (place, cut) in self.list.iter().enumerate() {

@@ -147,18 +147,7 @@ impl Memory {
 
     /// Numbers of the tables, from the `first` on.
     pub fn table(&self, tables: usize, first: usize, count: usize) -> Result<Tensor> {
-        let data = tables.wrapping_add(first * size_of::<i32>()) as *mut u8;
-        // SAFETY: the tables hold these numbers; they live in the plan's workspace.
-        unsafe {
-            Tensor::new(
-                "tables",
-                data,
-                self.device,
-                DType::I32,
-                &[count as i64],
-                None,
-            )
-        }
+        self.numbers(DType::I32, tables, first, &[count as i64], None)
     }
 
     /// A number of the tables that is an fp32 one's bits, as a copy's source of so many rows and columns.
@@ -168,18 +157,21 @@ impl Memory {
         place: usize,
         [rows, columns]: [i64; 2],
     ) -> Result<Tensor> {
-        let data = tables.wrapping_add(place * size_of::<i32>()) as *mut u8;
-        // SAFETY: the number is there, as in `table`; no index moves from it.
-        unsafe {
-            Tensor::new(
-                "tables",
-                data,
-                self.device,
-                DType::F32,
-                &[1, rows, columns],
-                Some(&[0; 3]),
-            )
-        }
+        let no_steps = Some(&[0; 3][..]);
+        self.numbers(DType::F32, tables, place, &[1, rows, columns], no_steps)
+    }
+
+    fn numbers(
+        &self,
+        dtype: DType,
+        tables: usize,
+        first: usize,
+        shape: &[i64],
+        strides: Option<&[i64]>,
+    ) -> Result<Tensor> {
+        let data = tables.wrapping_add(first * size_of::<i32>()) as *mut u8;
+        // SAFETY: the tables hold the numbers that shape and strides reach; they live in the plan's workspace.
+        unsafe { Tensor::new("tables", data, self.device, dtype, shape, strides) }
     }
 }
 

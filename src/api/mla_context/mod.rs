@@ -157,10 +157,7 @@ impl MlaContext {
         let bytes = (info.device_bytes, info.host_bytes);
         operators.alone.plan(&itself, &part, bytes, stream)?;
         operators.plan_with_last_chunk(&batch, workspace, stream)?;
-        if operators
-            .cuts
-            .need_a_sum(operators.with_last_chunk.is_some())
-        {
+        if operators.has_sum() {
             let rows = match operators.desc.graph {
                 true => operators.desc.max_num_tokens.into(),
                 false => planned.num_tokens,

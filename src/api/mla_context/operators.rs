@@ -81,6 +81,11 @@ impl Operators {
         cut.tables(&self.memory, self.numbers(planned))
     }
 
+    /// Whether chunks are added to a sum: the last one is not, where it is attended with the new tokens.
+    pub fn has_sum(&self) -> bool {
+        self.cuts.list().len() > usize::from(self.with_last_chunk.is_some())
+    }
+
     /// The offsets of no request.
     pub fn zero(&self, planned: &Planned) -> Result<Tensor> {
         self.memory.table(self.numbers(planned), ZERO, 1)

@@ -86,7 +86,7 @@ impl<'a> Run<'a> {
         if self.new_tokens_with(&rows)? {
             return Ok(());
         }
-        if !self.has_sum() {
+        if !self.operators.has_sum() {
             self.start()?;
         }
         self.attend(cut, &rows)?;
@@ -105,18 +105,11 @@ impl<'a> Run<'a> {
             indptr: self.operators.last_chunk_indptr(self.planned)?,
         };
         let earlier = Earlier {
-            sum: self.has_sum().then(|| self.ending_sum()),
+            sum: self.operators.has_sum().then(|| self.ending_sum()),
             context: Some(context),
         };
         let attention = &with_last_chunk.attention;
         attention.run_after(&self.attend_new_tokens(), &earlier, self.stream)
-    }
-
-    /// Whether there are chunks that are added to a sum, which plans begin.
-    fn has_sum(&self) -> bool {
-        let operators = self.operators;
-        let with_last_chunk = operators.with_last_chunk.is_some();
-        operators.cuts.need_a_sum(with_last_chunk)
     }
 
     /// The sum of all rows, which the last part of a run ends.
@@ -141,7 +134,7 @@ impl<'a> Run<'a> {
 
     /// Begins a run that goes step by step: the steps of the one before may not have been the last ones.
     pub fn begin(&self) -> Result<()> {
-        match self.has_sum() {
+        match self.operators.has_sum() {
             true => self.start(),
             false => Ok(()),
         }

@@ -365,7 +365,7 @@ impl Attention for CudaAttention {
         stream: Stream,
     ) -> Result<bool> {
         let around = Around {
-            earlier: Some(earlier),
+            earlier: *earlier,
             ..Around::default()
         };
         self.enqueue(&around, args, stream)
@@ -397,7 +397,7 @@ struct Around<'a> {
     /// After it.
     last: Option<&'a CudaAttention>,
     /// What the run goes on from.
-    earlier: Option<&'a Earlier>,
+    earlier: Earlier,
 }
 
 impl CudaAttention {
@@ -447,7 +447,7 @@ impl CudaAttention {
             &planned.mask_starts,
             args,
         );
-        let earlier = around.earlier.copied().unwrap_or_default();
+        let earlier = around.earlier;
         params.flags |= SumParams::flags(earlier.sum.as_ref());
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
         let lse_room = last.map_or(Ok(planned), CudaAttention::planned)?.lse;
@@ -470,7 +470,7 @@ impl CudaAttention {
         };
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
-        if around.earlier.is_some() && !kernel.goes_on(&run) {
+        if !earlier.is_nothing() && !kernel.goes_on(&run) {
             return Ok(false);
         }
         let tokens = around.append.map(|append| append.args);

@@ -17,15 +17,19 @@ pub const SWIZZLE: Swizzle = Swizzle::Span128;
 /// Rows are copied so many bytes at a time, and those that are converted by half as many where their addresses ask for it:
 /// fp8 rows of 72 elements, or 120, begin at every odd multiple of 8.
 const ROW_BYTES: u32 = 16;
+
 /// How the kernels for one problem read its tensors.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillMaps {
+    /// By maps, or row by row.
     pub keys: KeySource,
+    /// The problem's.
     pub kv: KvStorage,
     /// That of the preferred form of keys.
     pub row: &'static AttentionRow,
     /// A box of a page has all columns of its rows.
     pub columns_together: bool,
+    /// Query heads of a box.
     pub packing: Packing,
 }
 
