@@ -20,7 +20,10 @@ struct FolioPlanRequest {
         folio_u32 units_before;  // of the requests before it, counted once each
         folio_u32 pieces;        // as soon as the cut is known: of each of its tiles
     };
-    folio_u32 first_partial;
+    union {
+        folio_u32 tiles_before;   // of the requests before it
+        folio_u32 first_partial;  // as soon as the cut is known
+    };
     folio_i32 q_token;
 };
 
@@ -62,11 +65,31 @@ struct FolioPlanWorkers {
     folio_u32 reserved;
 };
 
+// What it takes to cut the last tiles of a prefill: src/problem/work.rs, `TailCosts`.
+struct FolioPlanTail {
+    folio_u32 most_chunks;  // of all cut tiles; 0: none is cut
+    folio_u32 item_units, combine_units, least_gain;
+    float units_of_row;  // in the time in which a row of partial results is written and read
+    folio_u32 reserved;
+};
+
+enum { FOLIO_NARROW_TILES = 2 };
+
+// Tiles of fewer query rows, the narrowest first, for batches whose tiles all run at a time and whose keys are not cut.
+struct FolioPlanNarrow {
+    FolioDivisor q_tile[FOLIO_NARROW_TILES];
+    folio_u32 count, at_a_time;
+    folio_u32 least_gain;  // in place of the plan's, where tiles could be narrow
+    folio_u32 reserved;
+};
+
 struct FolioPlanBatchParams {
     FolioPlanParams plan;
     FolioPlanWorkers workers;
+    FolioPlanTail tail;
+    FolioPlanNarrow narrow;
 };
 
 // The numbers of src/cuda/plan_params.rs.
 static_assert(sizeof(FolioPlanRequest) == 32 && sizeof(FolioPlanParams) == 240, "planning");
-static_assert(sizeof(FolioPlanBatchParams) == 264, "planning a batch");
+static_assert(sizeof(FolioPlanBatchParams) == 328, "planning a batch");

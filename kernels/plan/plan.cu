@@ -1,116 +1,9 @@
-// Cuts a batch whose lengths are on the device. The rules are those of src/plan/schedule.rs, of its chunks and of its equal
-// shares. But all tiles of a request are cut alike, and the order of items is coarser (sixteen classes, the natural order
-// within a class). Workers take whole shares where every request has one tile.
-#include "plan/planning.cuh"
+// Cuts a batch whose lengths are on the device into work items, and puts these in order. The rules are those of
+// src/plan/schedule.rs. But all tiles of a request that are cut are cut alike, and the order of items is coarser (sixteen
+// classes, the natural order within a class). Workers take whole shares where every request has one tile.
+#include "plan/cut.cuh"
 
 namespace folio {
-
-// Requests that are kept in shared memory; larger batches are kept in the workspace.
-constexpr u32 SHARED_REQUESTS = 1024;
-
-// Where the keys of every request are cut: into chunks of one size, or at every multiple of a share of all their units. All
-// tiles of a request are cut alike.
-struct Cut {
-    Reciprocal size;  // units
-    bool is_shares;
-    u32 fewest;  // units of the smallest piece
-
-    // Units before the second piece, if there is one.
-    __device__ __forceinline__ u32 first_cut(u32 units_before) const {
-        if (!is_shares) return size.divisor;
-        return size.divide_up(units_before + fewest) * size.divisor - units_before;
-    }
-    // The share of the first piece; each next one begins the share after it.
-    __device__ __forceinline__ u32 share(u32 units_before) const { return size.divide(units_before + fewest - 1); }
-    __device__ __forceinline__ u32 pieces(u32 first_cut, u32 units) const {
-        if (!is_shares) return max(1u, size.divide_up(units));
-        return units < first_cut + fewest ? 1 : size.divide(units - first_cut - fewest) + 2;
-    }
-};
-
-// What a request adds to the plan. Every split row has as many partial rows as its request has pieces, so the list of
-// partial rows has the layout of the partial rows themselves.
-struct Added {
-    u32 first_cut, pieces;
-    u64 items, combines, partials;
-
-    __device__ __forceinline__ Added(const Tiling &tiling, const FolioPlanRequest &request, const Cut &cut)
-        : first_cut(cut.first_cut(request.units_before)),
-          pieces(cut.pieces(first_cut, request.units)),
-          items(static_cast<u64>(divide_up(request.rows, tiling.q_tile)) * pieces),
-          combines(pieces > 1 ? request.rows : 0),
-          partials(combines * pieces) {}
-};
-
-// Of a cut: what all requests add, and those before the thread's.
-struct Counted {
-    u64 before[2];  // items, and combine items above bit 32; partial rows
-    u32 items, combines;
-
-    __device__ __forceinline__ void add(const Added &added) {
-        before[0] += added.items | added.combines << 32, before[1] += added.partials;
-    }
-};
-
-__device__ __forceinline__ Counted count(const Tiling &tiling, const Requests &all, const Cut &cut) {
-    __shared__ BlockScan<2> scan;
-    Counted counted = {};
-#pragma unroll 1
-    for (u32 b = all.begin; b < all.end; b++) counted.add(Added(tiling, all.request[b], cut));
-    scan.exclusive(counted.before);
-    counted.items = static_cast<u32>(scan.totals[0]), counted.combines = static_cast<u32>(scan.totals[0] >> 32);
-    __syncthreads();  // before another cut is counted
-    return counted;
-}
-
-// Units in the time of chunks of one size: items of mean length are dealt out in rounds, none ends before the longest
-// item, and rows that are split are combined.
-__device__ __forceinline__ u64 cost_of_chunks(const FolioPlanParams &p, const Batch &batch, u32 chunk,
-                                              const Counted &counted) {
-    const u32 items = max(1u, counted.items), rounds = (items - 1) / batch.tiling.max_shares + 1,
-              of_tile = units_of_tile(p);
-    const u64 units = batch.tile_units + static_cast<u64>(items) * of_tile;
-    const u64 in_rounds = rounds * units / items, longest = min(chunk, batch.most_units) + of_tile;
-    // Items of workers that take shares are dealt out before it is known how long they take: who has the longest has one of
-    // each round.
-    const u64 dealt = of_tile > 0 ? longest + in_rounds - in_rounds / rounds : max(in_rounds, longest);
-    return dealt + (counted.combines > 0 ? p.combine_units : 0);
-}
-
-// Units of equal shares, or 0 where chunks of one size do not take much longer. A share of requests of several tiles is that
-// of as many workers.
-__device__ __forceinline__ u32 worthwhile_share(const FolioPlanParams &p, const Batch &batch, u32 chunk,
-                                                const Counted &counted) {
-    // After so many rounds a last one that is not full costs less than a tenth.
-    constexpr u32 ROUNDS = 10;
-    const u32 most = batch.tiling.max_shares;
-    if (most <= 1 || p.batch_size / most >= ROUNDS || !batch.is_even) return 0;
-    const u32 tiles = max(1u, batch.most_tiles), shares = most / tiles, of_tile = units_of_tile(p);
-    if (of_tile > 0 && (tiles > 1 || p.batch_size > SHARED_REQUESTS)) return 0;
-    const u64 units = (batch.tile_units + of_tile * batch.tiles) / tiles;
-    if (shares <= 1 || units >= 1u << 31) return 0;
-    const u32 fewest = fewest_units(p), share = max(divide_up(static_cast<u32>(units), shares), fewest);
-    // Shares are worth their irregular pieces where chunks take this much longer, in tenths.
-    constexpr u64 WORTH_SHARES = 11;
-    const u64 cost = static_cast<u64>(share) + fewest + p.combine_units;
-    return WORTH_SHARES * cost < 10 * cost_of_chunks(p, batch, chunk, counted) ? share : 0;
-}
-
-// Chunks of one size, or shares where those take much longer.
-__device__ __forceinline__ Cut choose(const FolioPlanParams &p, const Requests &all, const Batch &batch,
-                                      Counted &counted) {
-    u32 units = p.invariant_chunk ? p.invariant_chunk / p.kv_unit : smallest_chunk(p, all, batch);
-    bool is_shares = false;
-#pragma unroll 1  // one copy of the code
-    while (true) {
-        const Cut cut = {Reciprocal(units), is_shares, fewest_units(p)};
-        counted = count(batch.tiling, all, cut);
-        if (is_shares || p.invariant_chunk) return cut;
-        const u32 share = worthwhile_share(p, batch, units, counted);
-        if (share == 0) return cut;
-        units = share, is_shares = true;
-    }
-}
 
 // Of each request the share of its first piece, and then how many shares are before it. Small batches are kept in shared
 // memory, so that their places in the workspace are free.
@@ -118,36 +11,39 @@ __device__ __forceinline__ u32 *own_shares(const FolioPlanParams &p) { return p.
 __device__ __forceinline__ u32 *shares_before(const FolioPlanParams &p) { return p.first_combine; }
 
 // Where each request's items, combine items and partial results start.
-__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Tiling &tiling, const Requests &all,
+__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, u32 workers_of_item, const Requests &all,
                                           const Cut &cut, Counted counted) {
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
-        const Added added(tiling, request, cut);
-        if (cut.is_shares && p.order == FOLIO_PLAN_BY_SHARE) own_shares(p)[b] = cut.share(request.units_before);
+        const Added added(all, b, cut);
+        if (cut.kind == Cut::SHARES && p.order == FOLIO_PLAN_BY_SHARE)
+            own_shares(p)[b] = cut.share(request.units_before);
         all.first_item[b] = static_cast<u32>(counted.before[0]);
         all.first_combine[b] = static_cast<u32>(counted.before[0] >> 32);
         request.first_partial = static_cast<u32>(counted.before[1]);
         request.first_cut = added.first_cut, request.pieces = added.pieces;
         counted.add(added);
     }
-    const Counts counts = store_counts(p, tiling.workers_of_item, counted.items, counted.combines);
+    const Counts counts = store_counts(p, workers_of_item, counted.items, counted.combines);
     __syncthreads();
     return counts;
 }
 
 // Row r of piece c of a tile lies c times the tile's rows after row r of its first piece. A row whose parts do not all
 // fit in the workspace is dropped: it has none.
-__device__ __forceinline__ void write_combines(const FolioPlanParams &p, const FolioDivisor &q_tile,
-                                               const Requests &all, u32 num_combines) {
+__device__ __forceinline__ void write_combines(const FolioPlanParams &p, const Requests &all, const Cut &cut,
+                                               u32 num_combines) {
+    const FolioDivisor &q_tile = cut.q_tile;
 #pragma unroll 1
     for (u32 n = threadIdx.x; n < num_combines; n += blockDim.x) {
         const u32 index = find(all.first_combine, p.batch_size, n);
         const FolioPlanRequest &request = all.request[index];
-        const u32 row = n - all.first_combine[index], tile = divide(row, q_tile);
+        const u32 whole_rows = cut.whole.whole_tiles(index, divide_up(request.rows, q_tile)) * q_tile.divisor;
+        const u32 row = whole_rows + n - all.first_combine[index], tile = divide(row, q_tile);
         const u32 q_start = tile * q_tile.divisor, q_len = min(q_tile.divisor, request.rows - q_start);
-        const u32 of_tile = request.first_partial + q_start * request.pieces;
-        const u32 first = request.first_partial + row * request.pieces;
+        const u32 of_tile = request.first_partial + (q_start - whole_rows) * request.pieces;
+        const u32 first = request.first_partial + (row - whole_rows) * request.pieces;
         const u32 count = of_tile + q_len * request.pieces <= p.max_partial_rows ? request.pieces : 0;
         store_record(p.combines + n, FolioCombineItem{static_cast<u32>(request.q_token) + row, first, count, 0});
         for (u32 c = 0; c < count; c++) p.partials[first + c] = of_tile + c * q_len + row - q_start;
@@ -155,36 +51,43 @@ __device__ __forceinline__ void write_combines(const FolioPlanParams &p, const F
 }
 
 // What items are sorted by: in decode their cost; in prefill the request's keys, so that tiles that read the same keys stay
-// together, or their own length where those are few rounds, as src/plan/schedule.rs has it.
+// together, and the tail behind them; or their own length where those are few rounds, as src/plan/schedule.rs has it.
 enum class Weight { COST, KEYS_OF_REQUEST, LENGTH };
 
 __device__ __forceinline__ Weight weight_of_items(const FolioPlanBatchParams &params, const Batch &batch,
-                                                  u32 num_items) {
+                                                  const Cut &cut, u32 num_items) {
     if (params.plan.order != FOLIO_PLAN_BY_REQUEST) return Weight::COST;
     const Tiling &tiling = batch.tiling;
-    const bool few =
-        static_cast<u64>(num_items) * tiling.workers_of_item < static_cast<u64>(tiling.few_rounds) * params.workers.all;
+    if (cut.kind == Cut::TAIL) return tiling.is_unequal ? Weight::LENGTH : Weight::KEYS_OF_REQUEST;
+    const u64 few_rounds = tiling.is_unequal ? 8 : 4;
+    const bool few = static_cast<u64>(num_items) * tiling.workers_of_item < few_rounds * params.workers.all;
     return few ? Weight::LENGTH : Weight::KEYS_OF_REQUEST;
 }
 
 // Item `index` in natural order: by request, tile, piece. Prefill takes a request's last tile first, as it
 // sees the most keys.
-__device__ __forceinline__ WeighedItem make_item(const FolioPlanParams &p, const FolioDivisor &q_tile,
-                                                 const Requests &all, u32 index, u32 units, Weight weight) {
+__device__ __forceinline__ WeighedItem make_item(const FolioPlanParams &p, const Batch &batch, const Requests &all,
+                                                 const Cut &cut, u32 index, Weight weight) {
+    const FolioDivisor &q_tile = cut.q_tile;
     FolioWorkItem item = {};
     item.request = find(all.first_item, p.batch_size, index);
     const FolioPlanRequest &request = all.request[item.request];
-    const u32 within = index - all.first_item[item.request], t = within / request.pieces,
-              c = within - t * request.pieces;
-    item.q_start = (p.order == FOLIO_PLAN_BY_REQUEST ? divide_up(request.rows, q_tile) - 1 - t : t) * q_tile.divisor;
+    const u32 tiles = divide_up(request.rows, q_tile), whole = cut.whole.whole_tiles(item.request, tiles),
+              cut_items = (tiles - whole) * request.pieces;
+    const u32 within = index - all.first_item[item.request];
+    const bool is_whole = within >= cut_items;
+    const u32 pieces = is_whole ? 1 : request.pieces;
+    const u32 t = is_whole ? tiles - whole + within - cut_items : within / pieces,
+              c = is_whole ? 0 : within - t * pieces;
+    item.q_start = (p.order == FOLIO_PLAN_BY_REQUEST ? tiles - 1 - t : t) * q_tile.divisor;
     item.q_len = min(q_tile.divisor, request.rows - item.q_start);
-    const u32 first = first_key(p, request.rows, request.keys),
+    const u32 units = cut.size.divisor, first = first_key(p, request.rows, request.keys),
               next = first + (request.first_cut + c * units) * p.kv_unit;
     item.kv_start = c == 0 ? first : next - units * p.kv_unit;
-    item.kv_end = c + 1 == request.pieces ? request.keys : next;
+    item.kv_end = c + 1 == pieces ? request.keys : next;
     item.partial = FOLIO_NO_PARTIAL;
-    if (request.pieces > 1) {
-        item.partial = request.first_partial + item.q_start * request.pieces + c * item.q_len;
+    if (pieces > 1) {
+        item.partial = request.first_partial + (item.q_start - whole * q_tile.divisor) * pieces + c * item.q_len;
         if (item.partial + item.q_len > p.max_partial_rows) item.q_len = 0;
     }
     const i64 last_visible = static_cast<i64>(request.keys) - request.rows + item.q_start + item.q_len;
@@ -194,7 +97,11 @@ __device__ __forceinline__ WeighedItem make_item(const FolioPlanParams &p, const
     item.q_token = static_cast<i32>(request.q_token + item.q_start);
     item.position = static_cast<i32>(request.keys - request.rows + item.q_start);
     u32 weighs = item.cost;
-    if (weight == Weight::KEYS_OF_REQUEST) weighs = request.keys - first;
+    if (weight == Weight::KEYS_OF_REQUEST) {
+        weighs = request.keys - first;
+        // A tail is the last class.
+        if (cut.kind == Cut::TAIL) weighs = is_whole ? max(weighs, batch.most_units * p.kv_unit / CLASSES + 1) : 0;
+    }
     if (weight == Weight::LENGTH) weighs = (static_cast<u32>(visible) + item.kv_end - item.kv_start) / 2;
     return {item, weighs};
 }
@@ -268,19 +175,21 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
                           is_small ? first_combine : p.first_combine, begin, min(begin + run, p.batch_size)};
     const Batch batch = read_lengths(p, params.workers, all);
     Counted counted;
-    const Cut cut = choose(p, all, batch, counted);
-    const Counts counts = lay_out(p, batch.tiling, all, cut, counted);
-    write_combines(p, batch.tiling.q_tile, all, counts.combines);
-    const u32 units = cut.size.divisor;
-    const Weight weight = weight_of_items(params, batch, counts.items);
-    const float largest =
-        cost_of(p, weight == Weight::KEYS_OF_REQUEST ? batch.most_units : min(units, batch.most_units),
-                weight == Weight::COST ? batch.most_rows : 1);
-    const auto item = [&](u32 index) { return make_item(p, batch.tiling.q_tile, all, index, units, weight); };
-    if (cut.is_shares && p.order == FOLIO_PLAN_BY_SHARE && counts.items == counted.items) {
+    const Cut cut = choose(params, all, batch, counted);
+    const Counts counts = lay_out(p, batch.tiling.workers_of_item, all, cut, counted);
+    write_combines(p, all, cut, counts.combines);
+    const Weight weight = weight_of_items(params, batch, cut, counts.items);
+    const bool has_whole = weight == Weight::KEYS_OF_REQUEST || cut.kind == Cut::TAIL;
+    const float largest = cost_of(p, has_whole ? batch.most_units : min(cut.size.divisor, batch.most_units),
+                                  weight == Weight::COST ? batch.most_rows : 1);
+    const auto item = [&](u32 index) { return make_item(p, batch, all, cut, index, weight); };
+    if (cut.kind == Cut::SHARES && p.order == FOLIO_PLAN_BY_SHARE && counts.items == counted.items) {
         const u32 num_shares = find_shares(p, all);
         // The workspace has room for one more.
         if (num_shares <= batch.tiling.max_shares + 1) return write_shares(p, all, counts.items, num_shares, item);
+    }
+    if (threadIdx.x == 0 && cut.kind == Cut::TAIL && weight == Weight::KEYS_OF_REQUEST) {
+        p.counts[FOLIO_COUNT_SMALL_ITEMS] = counts.items - cut.num_whole_tiles;
     }
     write_items(p, counts.items, item, CLASSES / (largest + 1.0f));
 }

@@ -211,8 +211,7 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Fo
     if (threadIdx.x == 0) {
         tiling = is_whole ? whole_requests(workers, most_rows) : stated_tiling(p, workers);
         // As src/plan/schedule.rs: the longest request has more than twice the keys of the mean.
-        const bool is_unequal = static_cast<u64>(most_units) * choice.requests.tiles > 2 * choice.requests.units;
-        tiling.few_rounds = is_unequal ? 8 : 4;
+        tiling.is_unequal = static_cast<u64>(most_units) * choice.requests.tiles > 2 * choice.requests.units;
     }
     const u32 of_tile = units_of_tile(p);
     if (is_whole) most_tiles = 1;
@@ -220,12 +219,14 @@ __device__ __forceinline__ Batch read_lengths(const FolioPlanParams &p, const Fo
     const TileSums before = is_whole ? TileSums{static_cast<u32>(sums[0]), sums[4]} : TileSums{sums[0] >> 32, sums[1]};
     u64 units_before = (before.units + of_tile * before.tiles) / max(1u, most_tiles) + of_tile, bytes = sums[2],
         bits = sums[3];
+    u32 tiles_before = static_cast<u32>(before.tiles);
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
         const u64 elements = static_cast<u64>(request.rows) * request.keys;
         if (!is_worth_it || !planned.has(request.rows)) request.rows = 0;
-        request.units_before = static_cast<u32>(units_before);
+        request.units_before = static_cast<u32>(units_before), request.tiles_before = tiles_before;
+        tiles_before += request.rows == 0 ? 0 : is_whole ? 1 : divide_up(request.rows, p.q_tile);
         p.out_mask_bytes_start[b] = bytes, p.out_mask_bits_start[b] = bits;
         units_before += request.rows == 0 ? 0 : request.units + of_tile;
         bytes += elements, bits += (elements + 7) / 8;
@@ -282,7 +283,7 @@ __device__ __forceinline__ bool is_much_longer(u32 chunk, u32 than) {
 
 // Units of the smallest chunk that makes no more splits than the budget, or of one near the fair share where that is much
 // less.
-__device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Requests &all, const Batch &batch) {
+__device__ __forceinline__ u32 smallest_chunk(const Requests &all, const Batch &batch, u32 least_gain) {
     const Tiling &tiling = batch.tiling;
     // All items together come to max_splits, but half as many splits are always allowed.
     const u64 budget = max(tiling.max_splits - min(batch.tiles, static_cast<u64>(tiling.max_splits)),
@@ -302,7 +303,7 @@ __device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Re
         low = fair, high = chunk, limit = {0, tiling.max_splits};
         __syncthreads();  // before the second search writes the first one's buffers
     }
-    return chunk + p.least_gain < most_units ? chunk : NOT_SPLIT;
+    return chunk + least_gain < most_units ? chunk : NOT_SPLIT;
 }
 
 struct Counts {

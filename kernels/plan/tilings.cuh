@@ -24,7 +24,7 @@ __device__ __forceinline__ u32 units_of_tile(const FolioPlanParams &p) {
 struct Tiling {
     FolioDivisor q_tile;
     u32 workers_of_item, max_splits, max_shares;
-    u32 few_rounds;  // of items of prefill, of which the longest come first
+    bool is_unequal;  // the longest request has more than twice the keys of the mean
 };
 
 __device__ __forceinline__ Tiling stated_tiling(const FolioPlanParams &p, const FolioPlanWorkers &workers) {

@@ -74,6 +74,34 @@ pub struct PlanWorkersParams {
     pub reserved: u32,
 }
 
+/// `FolioPlanTail`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanTailParams {
+    pub most_chunks: u32,
+    pub item_units: u32,
+    pub combine_units: u32,
+    pub least_gain: u32,
+    pub units_of_row: f32,
+    pub reserved: u32,
+}
+
+/// `FOLIO_NARROW_TILES`.
+pub const NARROW_TILES: usize = 2;
+
+/// `FolioPlanNarrow`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanNarrowParams {
+    pub q_tile: [Divisor; NARROW_TILES],
+    pub count: u32,
+    pub at_a_time: u32,
+    pub least_gain: u32,
+    pub reserved: u32,
+}
+
 /// `FolioPlanBatchParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -81,10 +109,12 @@ pub struct PlanWorkersParams {
 pub struct PlanBatchParams {
     pub plan: PlanParams,
     pub workers: PlanWorkersParams,
+    pub tail: PlanTailParams,
+    pub narrow: PlanNarrowParams,
 }
 
 /// The numbers of the `static_assert`s at the end of `kernels/params/plan.h`.
 const _: () = {
     assert!(size_of::<PlanParams>() == 240);
-    assert!(size_of::<PlanBatchParams>() == 264);
+    assert!(size_of::<PlanBatchParams>() == 328);
 };

@@ -36,7 +36,7 @@ pub use peers::{
     BatchSplit, FLASHMLA_RECORD, Machine, balanced_kv_splits, flashmla_metadata, flashmla_parts,
     keys_per_split, num_kv_splits, split_decodes_and_prefills, takes_cascade,
 };
-pub use schedule::schedule;
+pub use schedule::{least_gain_beside_narrow, schedule};
 pub use shared_prefixes::shared_prefixes;
 pub use starts::{device_page_ids, num_copied_page_ids};
 pub use tile_choice::quicker;

@@ -21,9 +21,17 @@ use crate::problem::{
     AttentionDesc, CombineItem, HostBatch, Kind, NO_PARTIAL, Tiling, WorkItem, WorkList, Workers,
 };
 
-/// [`Tiling::least_gain`] where tiles could be narrow instead. Split keys take 8 µs more on an H100, and a unit of a narrow tile
-/// takes one: 64 rows on 640 keys, in eight units, take 18 µs whole and 25 split, on 800, in ten, 19 and 25.
-const LEAST_GAIN_BESIDE_NARROW: u32 = 8;
+/// [`Tiling::least_gain`] where tiles could be narrow instead. Split keys take 8 µs more on an H100, and a unit of 80 keys of a
+/// narrow tile takes one at head_dim 128: 64 rows on 640 keys, in eight units, take 18 µs whole and 25 split, on 800, in ten, 19
+/// and 25. Units of wider rows take as much longer as they have more products: 22 rows of 256 on 741 keys take 24 µs whole and
+/// 18 split, on an H200.
+pub fn least_gain_beside_narrow(desc: &AttentionDesc, tiling: &Tiling) -> u32 {
+    const UNITS: u32 = 8;
+    const PRODUCTS_OF_UNIT: u32 = 80 * (128 + 128);
+    let products = tiling.kv_unit * (desc.head_dim_qk + desc.head_dim_vo);
+    let units = (UNITS * PRODUCTS_OF_UNIT).div_ceil(products).min(UNITS);
+    tiling.least_gain.max(units)
+}
 
 /// Fills `work` with the cut of `batch`. Allocates only while `work` grows to a new largest batch.
 ///
@@ -41,7 +49,7 @@ pub fn schedule(
     let narrow = narrowed(batch, desc, tiling);
     let wide = Tiling {
         least_gain: match narrow.q_parts < tiling.q_parts {
-            true => tiling.least_gain.max(LEAST_GAIN_BESIDE_NARROW),
+            true => least_gain_beside_narrow(desc, tiling),
             false => tiling.least_gain,
         },
         ..*tiling

@@ -320,14 +320,20 @@ pub fn equal_shares() {
     }
 }
 
-/// Prefill of a few tiles more than run at a time: the last ones are cut, where lengths are on the host.
+/// Prefill of a few tiles more than run at a time: the last ones are cut, which are requests of one tile, or tiles of a request of
+/// several, or of requests whose lengths are far apart.
 pub fn prefill_tail() {
     let session = session();
-    let lens = |rows| [vec![(rows, 2600)], vec![(1, 2600); 17]].concat();
-    for (mask, window, dim) in [
-        (MaskKind::Causal, None, 128),
-        (MaskKind::Full, None, 64),
-        (MaskKind::Causal, Some((2000, 0)), 128),
+    let one_tile = [vec![(60, 2600)], vec![(1, 2600); 17]].concat();
+    let three_tiles = [vec![(1, 2600); 130], vec![(500, 2700)]].concat();
+    let far_apart = [vec![(5, 300); 130], vec![(0, 40), (500, 4000)]].concat();
+    for (lens, heads, mask, window, dim) in [
+        (&one_tile, 8, MaskKind::Causal, None, 128),
+        (&one_tile, 8, MaskKind::Full, None, 64),
+        (&one_tile, 8, MaskKind::Causal, Some((2000, 0)), 128),
+        (&three_tiles, 1, MaskKind::Causal, None, 128),
+        (&three_tiles, 1, MaskKind::Causal, Some((2000, 0)), 64),
+        (&far_apart, 1, MaskKind::Causal, None, 128),
     ] {
         let problem = Problem {
             kind: Kind::Prefill,
@@ -336,7 +342,9 @@ pub fn prefill_tail() {
                 window,
                 ..Layer::plain()
             },
-            ..Problem::plain(&lens(60)).of(DType::BF16).heads(8, 8, dim)
+            ..Problem::plain(lens)
+                .of(DType::BF16)
+                .heads(heads, heads, dim)
         };
         assert_right_by_both_plans(&*session, &problem);
     }

@@ -264,6 +264,11 @@ pub const CASES: &[Case<Setup>] = &[
         launches::plan_on_the_device,
     ),
     case(
+        "launch_tiles_of_prompts_on_the_device",
+        BACKEND,
+        launches::tiles_of_prompts_on_the_device,
+    ),
+    case(
         "launch_large_plan_on_the_device",
         BACKEND,
         launches::large_plan_on_the_device,

@@ -691,6 +691,55 @@ pub fn plan_on_the_device() {
     assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 256));
 }
 
+/// The planning kernel cuts the last tiles of prompts, and narrows tiles that would leave workers idle, unless a batch is cut like
+/// every other. Decodes have neither.
+pub fn tiles_of_prompts_on_the_device() {
+    let recorder = recorder();
+    let prompts = AttentionDesc {
+        kind: Kind::Prefill,
+        max_qo_len: 640,
+        max_num_tokens: 640,
+        ..grouped(8)
+    };
+    let invariant = AttentionDesc {
+        batch_invariant: true,
+        ..prompts
+    };
+    for (desc, most_chunks, narrower) in [
+        (prompts, 3 * 132 / 8, 2),
+        (invariant, 0, 0),
+        (grouped(8), 0, 0),
+    ] {
+        let mut handle = Handle::of(&context(), desc).unwrap();
+        let batch = BatchInput {
+            qo_indptr: Some(at(LENGTHS, DType::I32, &[3], None)),
+            kv_len: Some(at(LENGTHS, DType::I32, &[2], None)),
+            block_table: Some(at(TABLE, DType::I32, &[2, 13], None)),
+            ..BatchInput::default()
+        };
+        recorder.forget();
+        handle.plan(&batch, OURS).unwrap();
+        let params = recorder.launches()[0].params::<PlanBatchParams>();
+        assert_eq!(params.tail.most_chunks, most_chunks, "{desc:?}");
+        let narrow = params.narrow;
+        assert_eq!(narrow.count, narrower, "{desc:?}");
+        if narrower > 0 {
+            // One and two of three warpgroups of 64 rows, for groups of two heads.
+            assert_eq!(narrow.q_tile.map(|tile| tile.divisor), [32, 64]);
+            assert_eq!((narrow.at_a_time, narrow.least_gain), (132 / 8, 8));
+        }
+        if most_chunks > 0 {
+            let (workers, tail) = (params.workers, params.tail);
+            assert_eq!((workers.all, workers.of_item), (132, 8));
+            let costs = (tail.item_units, tail.combine_units, tail.least_gain);
+            assert_eq!(costs, (3, 5, 8));
+            // A row of fp32 is written, and read.
+            let unit_bytes = (2 * 4 * QO_HEADS * DIM) as f32 / tail.units_of_row;
+            assert!((2e6..5e6).contains(&unit_bytes), "{unit_bytes}");
+        }
+    }
+}
+
 /// CSR and query offsets on the device, and a plan that is worth all threads.
 pub fn large_plan_on_the_device() {
     let recorder = recorder();

@@ -416,7 +416,12 @@ pub fn hopper_tiles() {
         assert_eq!(launched[0].grid, [row_tiles * items, 1, 1], "{named}");
         recorder.forget();
         handle.plan_device(OURS).unwrap();
-        let PlanBatchParams { plan, workers } = recorder.launches()[0].params();
+        let PlanBatchParams {
+            plan,
+            workers,
+            tail,
+            narrow,
+        } = recorder.launches()[0].params();
         assert_eq!(
             (plan.max_splits, plan.kv_unit, plan.order),
             (slots, 48, PlanOrder::ByShare as u32),
@@ -428,6 +433,7 @@ pub fn hopper_tiles() {
             "{named}"
         );
         assert_eq!((workers.all / workers.of_item, workers.all), (slots, 132));
+        assert_eq!((tail.most_chunks, narrow.count), (0, 0));
     }
 }
 

@@ -14,10 +14,15 @@ use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::{PLAN, PLAN_CASCADE};
 use crate::cuda::params::{Divisor, address};
 use crate::cuda::plan::regions::PlanningRegions;
-use crate::cuda::plan_params::{PlanBatchParams, PlanOrder, PlanParams, PlanWorkersParams};
+use crate::cuda::plan_params::{
+    NARROW_TILES, PlanBatchParams, PlanNarrowParams, PlanOrder, PlanParams, PlanTailParams,
+    PlanWorkersParams,
+};
 use crate::error::Result;
-use crate::plan::{Capacity, Regions};
-use crate::problem::{AttentionDesc, DeviceBatch, Kind, Requests, SharedSegment, Tiling};
+use crate::plan::{Capacity, Regions, least_gain_beside_narrow};
+use crate::problem::{
+    AttentionDesc, DeviceBatch, Kind, Requests, SharedSegment, TailCosts, Tiling,
+};
 
 /// Work items for which planning on the device takes [`FEW_THREADS`] threads.
 const FEW_ITEMS: u64 = 512;
@@ -101,6 +106,8 @@ impl Planner {
                     all: tiling.workers.all,
                     reserved: 0,
                 },
+                tail: self.tail(tiling),
+                narrow: self.narrow(tiling),
             };
             // SAFETY: the kernel takes a `FolioPlanBatchParams`; the rest is the caller's promise.
             return unsafe { launch.enqueue(current, &self.function, &params, &[]) };
@@ -133,6 +140,38 @@ impl Planner {
             Kind::Prefill => PlanOrder::ByRequest,
             Kind::Decode | Kind::Mla if tiling.takes_shares => PlanOrder::ByShare,
             Kind::Decode | Kind::Mla => PlanOrder::ByCost,
+        }
+    }
+
+    /// Items of decode are ordered by their cost, wherever their keys are cut.
+    fn tail(&self, tiling: &Tiling) -> PlanTailParams {
+        let costs = match self.desc.kind {
+            Kind::Prefill if !self.desc.batch_invariant => tiling.tail,
+            _ => TailCosts::NO_TAIL,
+        };
+        let row_bytes = size_of::<f32>() as u32 * self.desc.num_qo_heads * self.desc.head_dim_vo;
+        PlanTailParams {
+            most_chunks: costs.most_chunks,
+            item_units: costs.item_units,
+            combine_units: costs.combine_units,
+            least_gain: costs.least_gain,
+            units_of_row: 2.0 * row_bytes as f32 / tiling.unit_bytes as f32,
+            reserved: 0,
+        }
+    }
+
+    fn narrow(&self, tiling: &Tiling) -> PlanNarrowParams {
+        let narrower = match self.desc.batch_invariant {
+            true => 0,
+            false => (tiling.q_parts as usize - 1).min(NARROW_TILES),
+        };
+        let tile_of = |n: usize| tiling.q_tile / tiling.q_parts * (n as u32 + 1);
+        PlanNarrowParams {
+            q_tile: std::array::from_fn(|n| Divisor::new(tile_of(n))),
+            count: narrower as u32,
+            at_a_time: tiling.workers.items_at_a_time() as u32,
+            least_gain: least_gain_beside_narrow(&self.desc, tiling),
+            reserved: 0,
         }
     }
 
