@@ -21,8 +21,7 @@ public:
         for (i64 token = tokens.first; token < tokens.end; token += tokens.stride) {
             in = row_of<Source>(of.in, token, head);
             out = of.out.data && wanted == head ? row_of<Source>(of.out, token, head) : nullptr;
-            cached = of.cached && wanted == head ? cached_token(p, slot_index(p.append, token)) : nullptr;
-            if (cached) cached += head * p.append.k.cache.stride_head;
+            cached = of.cached && wanted == head ? cached_row(slot_index(p.append, token)) : nullptr;
             // Every lane has read the row when the first of them writes.
             if (of.weight) factor = norm_factor(p, squares(), lanes, FULL_WARP);
             rotate(p.rotary_dim > 0 ? position_of(p, token) : 0);
@@ -32,6 +31,13 @@ public:
     }
 
 private:
+    __device__ __forceinline__ Cached::Storage *cached_row(i64 slot) const {
+        const FolioCache &cache = of.cached->cache;
+        const i64 place = place_in_cache(p.append, cache, slot);
+        return place == NOWHERE ? nullptr
+                                : static_cast<Cached::Storage *>(cache.data) + place + head * cache.stride_head;
+    }
+
     __device__ __forceinline__ float squares() const {
         float sum = 0.0f;
 #pragma unroll 1

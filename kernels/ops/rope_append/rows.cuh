@@ -1,14 +1,16 @@
 // Rows of queries and keys that move in vectors: a warp has some of every token that it takes, asks for them ahead, and writes
-// them normalised and rotated.
+// them normalised and rotated. What is the same for all tokens is worked out before the first one: instructions, not bytes, are
+// what many rows of queries take their time for.
 #pragma once
 #include "core/append.cuh"
 #include "core/rope_rows.cuh"
+#include "ops/rope_append/packed.cuh"
 #include "ops/rope_append/tokens.cuh"
+#include "ops/rope_append/weights.cuh"
 
 namespace folio {
 
 typedef FolioRopeAppendParams Params;
-typedef CacheRows<Cached> Cache;
 
 // Where they come from and go to.
 struct Rotated {
@@ -17,13 +19,6 @@ struct Rotated {
     const void *weight;
     u32 weight_dtype, num_heads;
 };
-
-// Where the cache has the first key of a token, or null.
-__device__ __forceinline__ Cached::Storage *cached_token(const Params &p, i64 slot) {
-    if (slot < 0 || slot >= p.append.num_slots) return nullptr;
-    const CacheSlot at = place(p.append, slot);
-    return Cache::row(p.append.k.cache, at.page, at.token, 0);
-}
 
 // Rows that a group has of a token: what they share, the angles above all, is found once for them.
 constexpr u32 ROWS = VECTORS / (2 * OF_PIECE);
@@ -57,11 +52,24 @@ public:
           lane(lane_of(p)),
           between_halves(lane.pieces.begin[1] - lane.pieces.begin[0]),
           in(p, of.in, tokens, head, lane),
-          out(p, of.out, tokens, head, lane) {
-        lane.group = FULL_WARP;  // all groups take part: exchanges among some lanes of a warp have to find out which
+          out(p, of.out, tokens, head, lane),
+          angle_bytes(p.cos_sin_dtype == FOLIO_F32 ? sizeof(float) : sizeof(Source::Storage)),
+          angle_vectors(p.cos && p.rotary_dim / 2 * angle_bytes <= ANGLE_BYTES ? p.rotary_dim / 2 * angle_bytes / 16
+                                                                               : 0),
+          existing(0) {
+        weights.ask(of.weight, of.weight_dtype, lane.pieces);
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            const u32 head = this->head + row * (WARP >> p.log2_lanes);
+            roundings[row].made = CacheRounding<Cached>(p.append.k, of.cached ? min(head, of.num_heads - 1) : 0);
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                if (head < of.num_heads && lane.pieces.count[half] > 0) existing |= 1u << (2 * row + half);
+            }
+        }
     }
 
-    __device__ __forceinline__ void fetch(Stage &stage, u32 n) {
+    __device__ __forceinline__ void fetch(const LaneStage &stage, u32 n) {
 #pragma unroll
         for (u32 i = 0; i < VECTORS; i++) {
             const u32 row = i / (2 * OF_PIECE), half = i / OF_PIECE % 2;
@@ -69,94 +77,142 @@ public:
             stage.fetch(i, reinterpret_cast<const uint4 *>(piece) + i % OF_PIECE, exists(row, half));
         }
         in.move_on();
-        if (!angles_are_fetched()) return;
-        const u32 bytes = bytes_of_angle();
-        const i64 at = bytes * place_of_angles(p, position_of(n), 0);
-        const u32 vectors = p.rotary_dim / 2 * bytes / 16, number = threadIdx.x % WARP;
-        if (number < vectors) {
-            cp_async<16>(shared_address(stage.angles[0] + 16 * number),
-                         static_cast<const u8 *>(p.cos) + at + 16 * number, 16);
-            cp_async<16>(shared_address(stage.angles[1] + 16 * number),
-                         static_cast<const u8 *>(p.sin) + at + 16 * number, 16);
-        }
+        if (angle_vectors == 0) return;
+        const i64 at = place_of_angles(n) + 16 * (threadIdx.x % WARP);
+        if (threadIdx.x % WARP >= angle_vectors) return;
+        stage.fetch_angles(0, static_cast<const u8 *>(p.cos) + at);
+        stage.fetch_angles(1, static_cast<const u8 *>(p.sin) + at);
     }
 
-    __device__ __forceinline__ void take(const Stage &stage, u32 n) {
+    __device__ __forceinline__ void take(const LaneStage &stage, u32 n) {
 #pragma unroll
         for (u32 i = 0; i < VECTORS; i++) {
-            taken[i / (2 * OF_PIECE)].halves[i / OF_PIECE % 2].elements.vectors[i % OF_PIECE] = stage.take(i);
+            taken[i / (2 * OF_PIECE)][i / OF_PIECE % 2].vectors[i % OF_PIECE] = stage.take(i);
         }
         find_angles(stage, n);
+        if (n == 0 && of.weight) weights.convert(of.weight_dtype);
     }
 
     __device__ __forceinline__ void write(u32 n) {
-        Cached::Storage *cached = of.cached ? cached_token(p, slots.at(p.append, tokens, n)) : nullptr;
-        if (cached) cached += head * p.append.k.cache.stride_head + lane.pieces.begin[0];
+        float factors[ROWS];
+        if (of.weight) find_factors(factors);
+        Cached::Storage *cached = of.cached ? cached_pieces(n) : nullptr;
         Source::Storage *to = out.first;
-        // Not unrolled: the norm is long, and its weights would take registers for every row.
-#pragma unroll 1
-        for (u32 row = 0; row < ROWS; row++) {
-            lane.pieces.take(taken[0]);
 #pragma unroll
-            for (u32 next = 1; next < ROWS; next++) taken[next - 1] = taken[next];
-            write_row(row, to, cached);
-            if (to) to += out.to_next_row;
-            if (cached) cached += (WARP >> p.log2_lanes) * p.append.k.cache.stride_head;
+        for (u32 row = 0; row < ROWS; row++) {
+            unpack(row, lane.pieces);
+            if (of.weight) scale(lane.pieces, factors[row]);
+            if (lane.is_rotated) lane.pieces.rotate(lane.angles, p.is_interleaved);
+            if (to) {
+                store(row, to + row * out.to_next_row,
+                      [](const float(&x)[VECTOR]) { return Packed<Source>(x).elements; });
+            }
+            if (cached) {
+                store(row, cached + row * (WARP >> p.log2_lanes) * p.append.k.cache.stride_head,
+                      [&](const float(&x)[VECTOR]) { return rounded(x, roundings[row].made); });
+            }
         }
-        if (out.first) out.move_on();
+        if (to) out.move_on();
     }
 
 private:
-    __device__ __forceinline__ u32 head_of(u32 row) const { return head + row * (WARP >> p.log2_lanes); }
-    __device__ __forceinline__ bool exists(u32 row, u32 half) const {
-        return head_of(row) < of.num_heads && lane.pieces.count[half] > 0;
+    __device__ __forceinline__ bool exists(u32 row, u32 half) const { return existing >> (2 * row + half) & 1; }
+
+    // Where the table has the cosines or sines of a token, in bytes; without a table, its position.
+    __device__ __forceinline__ i64 place_of_angles(u32 n) {
+        return positions.at(p, tokens, n, [&](i64 position) {
+            return p.cos ? angle_bytes * folio::place_of_angles(p, position, 0) : position;
+        });
     }
 
-    // Angles of a table come with the rows, where a stage has room for them.
-    __device__ __forceinline__ u32 bytes_of_angle() const {
-        return p.cos_sin_dtype == FOLIO_F32 ? 4 : sizeof(Source::Storage);
-    }
-    __device__ __forceinline__ bool angles_are_fetched() const {
-        return p.cos && p.rotary_dim / 2 * bytes_of_angle() <= ANGLE_BYTES;
-    }
-    __device__ __forceinline__ i64 position_of(u32 n) { return p.rotary_dim > 0 ? positions.at(p, tokens, n) : 0; }
-
-    __device__ __forceinline__ void find_angles(const Stage &stage, u32 n) {
+    // Those of a table come with the rows, where a stage has room for them.
+    __device__ __forceinline__ void find_angles(const LaneStage &stage, u32 n) {
         const u32 first = VECTOR * lane.index;
-        if (angles_are_fetched()) {
-            if (!lane.is_rotated) return;
-            if (p.cos_sin_dtype == FOLIO_F32) {
-                read_angles<f32>(stage.angles[0], stage.angles[1], first);
-            } else {
-                read_angles<Source>(stage.angles[0], stage.angles[1], first);
-            }
-            return;
-        }
-        const i64 position = position_of(n);
+        const i64 place = angle_vectors == 0 && p.rotary_dim > 0 ? place_of_angles(n) : 0;
         if (!lane.is_rotated) return;
-        if (!p.cos) {
-            compute_angles(p, position, first, lane.angles);
-        } else if (p.cos_sin_dtype == FOLIO_F32) {
-            read_angles<f32>(p.cos, p.sin, place_of_angles(p, position, first));
+        const auto fetched = [&](u32 plane, u32 i) { return stage.angles(plane, first * angle_bytes + 16 * i); };
+        const auto in_table = [&](u32 plane, u32 i) {
+            const u8 *const table = static_cast<const u8 *>(plane == 0 ? p.cos : p.sin);
+            return reinterpret_cast<const uint4 *>(table + place + first * angle_bytes)[i];
+        };
+        if (angle_vectors > 0) {
+            read_angles(fetched);
+        } else if (p.cos) {
+            read_angles(in_table);
         } else {
-            read_angles<Source>(p.cos, p.sin, place_of_angles(p, position, first));
+            compute_angles(p, place, first, lane.angles);
         }
     }
 
-    template <class T>
-    __device__ __forceinline__ void read_angles(const void *cos, const void *sin, i64 at) {
-        load_numbers<T>(lane.angles.cos, static_cast<const typename T::Storage *>(cos) + at, VECTOR, true);
-        load_numbers<T>(lane.angles.sin, static_cast<const typename T::Storage *>(sin) + at, VECTOR, true);
+    // vector(plane, i): the lane's i-th vector of cosines (0) or sines (1).
+    template <class F>
+    __device__ __forceinline__ void read_angles(const F &vector) {
+        if (p.cos_sin_dtype == FOLIO_F32) {
+            read_angles_as<f32>(vector);
+        } else {
+            read_angles_as<Source>(vector);
+        }
     }
 
-    __device__ __forceinline__ void write_row(u32 row, Source::Storage *to, Cached::Storage *cached) {
-        compute_row<Source>(p, lane, of.weight, of.weight_dtype, true);
+    template <class T, class F>
+    __device__ __forceinline__ void read_angles_as(const F &vector) {
+#pragma unroll
+        for (u32 plane = 0; plane < 2; plane++) {
+            Elements<VECTOR, T> elements;
+#pragma unroll
+            for (u32 i = 0; i < sizeof(elements) / 16; i++) elements.vectors[i] = vector(plane, i);
+            Packed<T>(elements).unpack(plane == 0 ? lane.angles.cos : lane.angles.sin);
+        }
+    }
+
+    __device__ __forceinline__ void unpack(u32 row, RowPieces &pieces) const {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) Packed<Source>(taken[row][half]).unpack(pieces.x[half]);
+    }
+
+    // Of the RMS norm of every row. Lanes without elements have zeros. All groups exchange at once: exchanges among some lanes
+    // of a warp have to find out which.
+    __device__ __forceinline__ void find_factors(float (&factors)[ROWS]) {
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            const float(&x)[2][VECTOR] = lane.pieces.x;
+            unpack(row, lane.pieces);
+            factors[row] = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < VECTOR; i++) factors[row] += x[0][i] * x[0][i] + x[1][i] * x[1][i];
+        }
+#pragma unroll 1
+        for (u32 lanes = lane.count / 2; lanes > 0; lanes /= 2) {
+#pragma unroll
+            for (u32 row = 0; row < ROWS; row++) factors[row] += __shfl_xor_sync(FULL_WARP, factors[row], lanes);
+        }
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) factors[row] = norm_factor(p, factors[row], 1, FULL_WARP);
+    }
+
+    __device__ __forceinline__ void scale(RowPieces &pieces, float factor) const {
+#pragma unroll
+        for (u32 i = 0; i < 2 * VECTOR; i++) {
+            float &x = pieces.x[i / VECTOR][i % VECTOR];
+            x = x * factor * weights.at(i / VECTOR, i % VECTOR);
+        }
+    }
+
+    // Where the cache has the lane's piece of the first row of a token, or null.
+    __device__ __forceinline__ Cached::Storage *cached_pieces(u32 n) {
+        const FolioCache &cache = p.append.k.cache;
+        const i64 place =
+            slots.at(p.append, tokens, n, [&](i64 slot) { return place_in_cache(p.append, cache, slot); });
+        if (place == NOWHERE) return nullptr;
+        return static_cast<Cached::Storage *>(cache.data) + place + head * cache.stride_head + lane.pieces.begin[0];
+    }
+
+    // made(x): eight elements as they are stored.
+    template <class T, class F>
+    __device__ __forceinline__ void store(u32 row, T *first, const F &made) const {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            if (!exists(row, half)) continue;
-            const float(&x)[VECTOR] = lane.pieces.x[half];
-            if (to) Piece<Source>(x).elements.store(to + half * between_halves);
-            if (cached) CacheRounding<Cached>(p.append.k, head_of(row)).vector(x).store(cached + half * between_halves);
+            if (exists(row, half)) made(lane.pieces.x[half]).store(first + half * between_halves);
         }
     }
 
@@ -169,7 +225,11 @@ private:
     Lane lane;
     const u32 between_halves;
     MovingRows<Source> in, out;
-    RowPieces::Fetched<Source> taken[ROWS];  // of one token
+    const u32 angle_bytes, angle_vectors;  // of one; that are fetched of a token's cosines
+    u32 existing;                          // bits of halves of rows
+    Weights weights;
+    LaterRounding roundings[ROWS];
+    Elements<VECTOR, Source> taken[ROWS][2];  // of one token
 };
 
 }  // namespace folio
