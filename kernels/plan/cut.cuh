@@ -10,17 +10,19 @@ namespace folio {
 // Requests that are kept in shared memory; larger batches are kept in the workspace.
 constexpr u32 SHARED_REQUESTS = 1024;
 
-// Tiles, and where the keys of every request are cut: into chunks of one size, all of them or those of a tail, or at every
-// multiple of a share of all their units. All tiles of a request that are cut are cut alike.
+// Where the keys of every request are cut: into chunks of one size, all of them or those of a tail, or at every multiple of a
+// share of all their units. All tiles of a request that are cut are cut alike.
 struct Cut {
     enum Kind { CHUNKS, TAIL, SHARES };
 
     Kind kind;
-    FolioDivisor q_tile;
-    Reciprocal size;      // units
-    u32 fewest;           // units of the smallest piece
-    u32 num_whole_tiles;  // before the tail
-    EndOfWhole whole;     // where these end
+    Reciprocal size;  // units
+    u32 fewest;       // units of the smallest piece
+
+    // Tiles of a request that are not cut.
+    __device__ __forceinline__ u32 whole_tiles(u32 b, u32 tiles_of_request) const {
+        return kind == TAIL ? WholeTiles::of_block().of_request(b, tiles_of_request) : 0;
+    }
 
     // Units before the second piece, if there is one.
     __device__ __forceinline__ u32 first_cut(u32 units_before) const {
@@ -41,12 +43,11 @@ struct Added {
     u32 first_cut, pieces;
     u64 items, combines, partials;
 
-    __device__ __forceinline__ Added(const Requests &all, u32 b, const Cut &cut)
+    __device__ __forceinline__ Added(const FolioDivisor &q_tile, const Requests &all, u32 b, const Cut &cut)
         : first_cut(cut.first_cut(all.request[b].units_before)), pieces(cut.pieces(first_cut, all.request[b].units)) {
-        const u32 rows = all.request[b].rows, tiles = divide_up(rows, cut.q_tile),
-                  whole = cut.whole.whole_tiles(b, tiles);
+        const u32 rows = all.request[b].rows, tiles = divide_up(rows, q_tile), whole = cut.whole_tiles(b, tiles);
         items = whole + static_cast<u64>(tiles - whole) * pieces;
-        combines = pieces > 1 ? rows - min(rows, whole * cut.q_tile.divisor) : 0;
+        combines = pieces > 1 ? rows - min(rows, whole * q_tile.divisor) : 0;
         partials = combines * pieces;
     }
 };
@@ -62,11 +63,11 @@ struct Counted {
     }
 };
 
-__device__ __forceinline__ Counted count(const Requests &all, const Cut &cut) {
+__device__ __forceinline__ Counted count(const FolioDivisor &q_tile, const Requests &all, const Cut &cut) {
     __shared__ BlockScan<2> scan;
     Counted counted = {};
 #pragma unroll 1
-    for (u32 b = all.begin; b < all.end; b++) counted.add(Added(all, b, cut));
+    for (u32 b = all.begin; b < all.end; b++) counted.add(Added(q_tile, all, b, cut));
     scan.exclusive(counted.before);
     counted.items = static_cast<u32>(scan.totals[0]), counted.combines = static_cast<u32>(scan.totals[0] >> 32);
     counted.partials = scan.totals[1];
@@ -116,7 +117,6 @@ __device__ __forceinline__ bool fits(const FolioPlanParams &p, const Counted &co
 __device__ __forceinline__ Cut better_than(const Cut &chunks, const FolioPlanBatchParams &params, const Requests &all,
                                            const Batch &batch, const Counted &counted) {
     Cut cut = chunks;
-    cut.q_tile = batch.tiling.q_tile;
     const u32 share = worthwhile_share(params.plan, batch, chunks.size.divisor, counted);
     if (share > 0) {
         cut.kind = Cut::SHARES, cut.size = Reciprocal(share);
@@ -124,35 +124,29 @@ __device__ __forceinline__ Cut better_than(const Cut &chunks, const FolioPlanBat
     }
     const Tail tail = worthwhile_tail(params, all, batch, chunks.size.divisor);
     if (tail.units == 0) return chunks;
-    cut.kind = Cut::TAIL, cut.size = Reciprocal(tail.units), cut.num_whole_tiles = tail.whole;
-    cut.whole = end_of_whole(all, cut.q_tile, tail.whole);
+    cut.kind = Cut::TAIL, cut.size = Reciprocal(tail.units);
+    find_whole_tiles(all, batch.tiling.q_tile, tail.whole);
     return cut;
 }
 
-// Chunks of one size. Tiles are narrow where that leaves keys whole and lets all of them run at a time.
-__device__ __forceinline__ Cut chunks_of_one_size(const FolioPlanBatchParams &params, const Requests &all,
-                                                  const Batch &batch) {
-    const FolioPlanParams &p = params.plan;
-    const FolioDivisor q_tile = batch.tiling.q_tile;
-    if (p.invariant_chunk) {
-        return {Cut::CHUNKS, q_tile, Reciprocal(p.invariant_chunk / p.kv_unit), fewest_units(p), 0, {}};
-    }
-    const FolioDivisor narrow = narrowest_tile(params.narrow, all, batch);
-    const bool may_be_narrow = narrow.divisor < q_tile.divisor;
-    const u32 units = smallest_chunk(all, batch, may_be_narrow ? params.narrow.least_gain : p.least_gain);
-    return {Cut::CHUNKS, units == NOT_SPLIT ? narrow : q_tile, Reciprocal(units), fewest_units(p), 0, {}};
-}
-
-// The quickest cut, by estimates. Tails are estimated by the mean of their tiles, so that there may be no room for one.
-__device__ __forceinline__ Cut choose(const FolioPlanBatchParams &params, const Requests &all, const Batch &batch,
+// The quickest cut, by estimates. Tiles become narrow where that lets all of them run at a time and leaves their keys whole:
+// nothing takes less time. Tails are estimated by the mean of their tiles, so that there may be no room for one.
+__device__ __forceinline__ Cut choose(const FolioPlanBatchParams &params, const Requests &all, Batch &batch,
                                       Counted &counted) {
     const FolioPlanParams &p = params.plan;
-    const Cut chunks = chunks_of_one_size(params, all, batch);
+    const FolioDivisor &narrow = narrowest_tile(params.narrow, all, batch);
+    const bool may_be_narrow = narrow.divisor < batch.tiling.q_tile.divisor;
+    const u32 units = p.invariant_chunk
+                          ? p.invariant_chunk / p.kv_unit
+                          : smallest_chunk(all, batch, may_be_narrow ? params.narrow.least_gain : p.least_gain);
+    const bool is_narrow = may_be_narrow && units == NOT_SPLIT;
+    if (is_narrow) batch.take_tiles(narrow);
+    const Cut chunks = {Cut::CHUNKS, Reciprocal(units), fewest_units(p)};
     Cut cut = chunks;
-    bool is_last = p.invariant_chunk > 0;
+    bool is_last = p.invariant_chunk > 0 || is_narrow;
 #pragma unroll 1  // one copy of the code
     while (true) {
-        counted = count(all, cut);
+        counted = count(batch.tiling.q_tile, all, cut);
         if (is_last || cut.kind == Cut::SHARES || (cut.kind == Cut::TAIL && fits(p, counted))) return cut;
         is_last = cut.kind == Cut::TAIL;
         cut = is_last ? chunks : better_than(chunks, params, all, batch, counted);

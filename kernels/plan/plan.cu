@@ -11,12 +11,12 @@ __device__ __forceinline__ u32 *own_shares(const FolioPlanParams &p) { return p.
 __device__ __forceinline__ u32 *shares_before(const FolioPlanParams &p) { return p.first_combine; }
 
 // Where each request's items, combine items and partial results start.
-__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, u32 workers_of_item, const Requests &all,
+__device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, const Tiling &tiling, const Requests &all,
                                           const Cut &cut, Counted counted) {
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         FolioPlanRequest &request = all.request[b];
-        const Added added(all, b, cut);
+        const Added added(tiling.q_tile, all, b, cut);
         if (cut.kind == Cut::SHARES && p.order == FOLIO_PLAN_BY_SHARE)
             own_shares(p)[b] = cut.share(request.units_before);
         all.first_item[b] = static_cast<u32>(counted.before[0]);
@@ -25,21 +25,20 @@ __device__ __forceinline__ Counts lay_out(const FolioPlanParams &p, u32 workers_
         request.first_cut = added.first_cut, request.pieces = added.pieces;
         counted.add(added);
     }
-    const Counts counts = store_counts(p, workers_of_item, counted.items, counted.combines);
+    const Counts counts = store_counts(p, tiling.workers_of_item, counted.items, counted.combines);
     __syncthreads();
     return counts;
 }
 
 // Row r of piece c of a tile lies c times the tile's rows after row r of its first piece. A row whose parts do not all
 // fit in the workspace is dropped: it has none.
-__device__ __forceinline__ void write_combines(const FolioPlanParams &p, const Requests &all, const Cut &cut,
-                                               u32 num_combines) {
-    const FolioDivisor &q_tile = cut.q_tile;
+__device__ __forceinline__ void write_combines(const FolioPlanParams &p, const FolioDivisor &q_tile,
+                                               const Requests &all, const Cut &cut, u32 num_combines) {
 #pragma unroll 1
     for (u32 n = threadIdx.x; n < num_combines; n += blockDim.x) {
         const u32 index = find(all.first_combine, p.batch_size, n);
         const FolioPlanRequest &request = all.request[index];
-        const u32 whole_rows = cut.whole.whole_tiles(index, divide_up(request.rows, q_tile)) * q_tile.divisor;
+        const u32 whole_rows = cut.whole_tiles(index, divide_up(request.rows, q_tile)) * q_tile.divisor;
         const u32 row = whole_rows + n - all.first_combine[index], tile = divide(row, q_tile);
         const u32 q_start = tile * q_tile.divisor, q_len = min(q_tile.divisor, request.rows - q_start);
         const u32 of_tile = request.first_partial + (q_start - whole_rows) * request.pieces;
@@ -68,11 +67,11 @@ __device__ __forceinline__ Weight weight_of_items(const FolioPlanBatchParams &pa
 // sees the most keys.
 __device__ __forceinline__ WeighedItem make_item(const FolioPlanParams &p, const Batch &batch, const Requests &all,
                                                  const Cut &cut, u32 index, Weight weight) {
-    const FolioDivisor &q_tile = cut.q_tile;
+    const FolioDivisor &q_tile = batch.tiling.q_tile;
     FolioWorkItem item = {};
     item.request = find(all.first_item, p.batch_size, index);
     const FolioPlanRequest &request = all.request[item.request];
-    const u32 tiles = divide_up(request.rows, q_tile), whole = cut.whole.whole_tiles(item.request, tiles),
+    const u32 tiles = divide_up(request.rows, q_tile), whole = cut.whole_tiles(item.request, tiles),
               cut_items = (tiles - whole) * request.pieces;
     const u32 within = index - all.first_item[item.request];
     const bool is_whole = within >= cut_items;
@@ -173,11 +172,11 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     const u32 run = divide_up(p.batch_size, blockDim.x), begin = min(threadIdx.x * run, p.batch_size);
     const Requests all = {is_small ? requests : p.requests, is_small ? first_item : p.first_item,
                           is_small ? first_combine : p.first_combine, begin, min(begin + run, p.batch_size)};
-    const Batch batch = read_lengths(p, params.workers, all);
+    Batch batch = read_lengths(p, params.workers, all);
     Counted counted;
     const Cut cut = choose(params, all, batch, counted);
-    const Counts counts = lay_out(p, batch.tiling.workers_of_item, all, cut, counted);
-    write_combines(p, all, cut, counts.combines);
+    const Counts counts = lay_out(p, batch.tiling, all, cut, counted);
+    write_combines(p, batch.tiling.q_tile, all, cut, counts.combines);
     const Weight weight = weight_of_items(params, batch, cut, counts.items);
     const bool has_whole = weight == Weight::KEYS_OF_REQUEST || cut.kind == Cut::TAIL;
     const float largest = cost_of(p, has_whole ? batch.most_units : min(cut.size.divisor, batch.most_units),
@@ -189,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
         if (num_shares <= batch.tiling.max_shares + 1) return write_shares(p, all, counts.items, num_shares, item);
     }
     if (threadIdx.x == 0 && cut.kind == Cut::TAIL && weight == Weight::KEYS_OF_REQUEST) {
-        p.counts[FOLIO_COUNT_SMALL_ITEMS] = counts.items - cut.num_whole_tiles;
+        p.counts[FOLIO_COUNT_SMALL_ITEMS] = counts.items - WholeTiles::of_block().count;
     }
     write_items(p, counts.items, item, CLASSES / (largest + 1.0f));
 }

@@ -73,7 +73,7 @@ __device__ __forceinline__ u32 innermost_around(const FolioPlanCascadeParams &c,
 }
 
 // Leaves to every entry the keys behind those of the segment around it. A segment without such keys has no rows.
-__device__ __forceinline__ Batch share_keys(const FolioPlanCascadeParams &c, const Tiling &tiling, const Entries &all) {
+__device__ __forceinline__ Batch share_keys(const FolioPlanCascadeParams &c, Tiling &tiling, const Entries &all) {
     __shared__ BlockScan<2> scan;
     __shared__ BlockReduce maxima;
     u64 sums[2] = {};  // tiles, and their units
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     const Requests records = {is_small ? requests : p.requests, is_small ? first_item : p.first_item,
                               is_small ? first_combine : p.first_combine, 0, 0};
     const Entries all = {of_threads(records, count), is_small ? shares : c.shares, p.batch_size, count};
-    const Tiling &tiling = read_lengths(p, {}, of_threads(records, p.batch_size)).tiling;
+    Tiling &tiling = read_lengths(p, {}, of_threads(records, p.batch_size)).tiling;
     measure_segments(c, all);
     const Batch batch = share_keys(c, tiling, all);
     const u32 units =

@@ -115,10 +115,17 @@ struct Requests {
 
 // What the cut and the order of items are chosen from. Units of keys are those of `p.kv_unit`.
 struct Batch {
-    const Tiling &tiling;
+    Tiling &tiling;  // shared by the block
     u64 tiles, tile_units;
     u32 most_units, most_rows, most_tiles;  // rows: of an item
     bool is_even;                           // every request with rows has the most tiles
+
+    // Tiles of other rows, which are not counted anew.
+    __device__ __forceinline__ void take_tiles(const FolioDivisor &q_tile) {
+        __syncthreads();
+        if (threadIdx.x == 0) tiling.q_tile = q_tile;
+        __syncthreads();
+    }
 };
 
 // What the caller says of a request; all of it is loaded before any of it is looked at.

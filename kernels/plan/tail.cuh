@@ -14,11 +14,17 @@ struct Tail {
     u32 units;  // of a chunk; 0: no tile is cut
 };
 
-// Where in a batch whole tiles end: that many of this request's, and all of the requests before it.
-struct EndOfWhole {
-    u32 request, tiles;
+// The whole tiles before a tail. In shared memory: registers are few.
+struct WholeTiles {
+    u32 count;           // in the batch
+    u32 request, tiles;  // so many of this request's, and all of the requests before it
 
-    __device__ __forceinline__ u32 whole_tiles(u32 b, u32 tiles_of_request) const {
+    static __device__ __forceinline__ WholeTiles &of_block() {
+        __shared__ WholeTiles whole;
+        return whole;
+    }
+
+    __device__ __forceinline__ u32 of_request(u32 b, u32 tiles_of_request) const {
         return b < request ? tiles_of_request : b == request ? tiles : 0;
     }
 };
@@ -220,16 +226,14 @@ __device__ __forceinline__ Tail worthwhile_tail(const FolioPlanBatchParams &para
     return estimate.pays(now, then) ? tail : Tail{};
 }
 
-// Where the tiles end that are before a tail.
-__device__ __forceinline__ EndOfWhole end_of_whole(const Requests &all, const FolioDivisor &q_tile, u32 whole) {
-    __shared__ EndOfWhole end;
+// Finds where the tiles end that are before a tail.
+__device__ __forceinline__ void find_whole_tiles(const Requests &all, const FolioDivisor &q_tile, u32 count) {
 #pragma unroll 1
     for (u32 b = all.begin; b < all.end; b++) {
         const u32 before = all.request[b].tiles_before, tiles = divide_up(all.request[b].rows, q_tile);
-        if (before <= whole && whole < before + tiles) end = {b, whole - before};
+        if (before <= count && count < before + tiles) WholeTiles::of_block() = {count, b, count - before};
     }
     __syncthreads();
-    return end;
 }
 
 }  // namespace folio
