@@ -282,8 +282,8 @@ pub fn without_fp8_products() {
     }
 }
 
-/// Keys in 16 bits on pages that no box has are copied, else loaded one by one: for many more rows where the tiles of that
-/// kernel are as wide as the problem's rows than where they are wider.
+/// Keys in 16 bits on pages that no box has are copied, else loaded one by one: for many more rows where the problem's rows are
+/// whole blocks of columns than where they are not.
 pub fn small_pages() {
     let recorder = recorder();
     for dtype in [DType::BF16, DType::F16] {

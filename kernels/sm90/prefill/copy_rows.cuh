@@ -57,8 +57,10 @@ private:
             const u32 end = source != 0 ? row_bytes : 0;
             const u32 target = (piece % 2 == 0 ? first : first ^ 64) + piece * FILLING_WARPS * PIECE_ROWS * 128;
 #pragma unroll
-            for (u32 block = 0; block < DIM / 64; ++block) {
+            for (u32 block = 0; block < column_blocks(DIM); ++block) {
                 const u32 offset = 16 * chunk + 128 * block;
+                // The last block may have columns that nobody multiplies.
+                if (DIM % 64 != 0 && offset >= 2 * DIM) continue;
                 cp_async<16>(target + block * KEY_COLUMN_STRIDE, reinterpret_cast<const u8 *>(source) + offset,
                              (DIM > 64 ? offset < end : source != 0) ? 16 : 0);
             }

@@ -82,7 +82,7 @@ constexpr int TILE_RECORDS = OWN_KEYS ? CONSUMERS : 1, FULL_BARRIERS = OWN_KEYS 
 
 static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && BLOCK % 16 == 0);
 static_assert(ROPE_DIM == 0 || (ROPE_DIM == 64 && DIM_NOPE % 64 == 0), "rope columns are a block of columns");
-static_assert(!(COLUMNS_TOGETHER || KV_ROWS == KvRows::ROWS) || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0),
+static_assert(!(COLUMNS_TOGETHER || CONVERTS) || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0),
               "rows are whole blocks of columns");
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
 

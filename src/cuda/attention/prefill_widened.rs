@@ -560,15 +560,16 @@ fn row_dtype(desc: &AttentionDesc) -> DType {
 /// Query rows of a request that share keys, from which on rows pay. Beside the portable kernel, which multiplies at a third
 /// of the rate, a tile of them is enough; over caches in other forms, whose portable kernel has tiles of 64, two of those. To
 /// widen a key once takes the multiprocessors about as long as to convert it for three tiles. What is only copied costs a third
-/// more, and a tile saves a tenth of its time; a third of it and more where the other kernel's tiles are wider than the rows
-/// (2 × 172 on 4633, 64 / 8 heads of 160, pages of one token, on an H200: 135 µs copied, 229 one by one).
+/// more, and a tile saves a tenth of its time; where rows are no whole blocks or tiles are wider than rows, a fifth to a third of it
+/// (pages of one token, on an H200: 5 × 704 on 3007 with 32 / 8 heads of 80 213 µs copied, 260 one by one; 2 × 172 on 4633 with
+/// 64 / 8 heads of 160 135 and 229).
 fn least_rows(desc: &AttentionDesc, beside: Beside) -> u64 {
     if desc.kv_format.form() != CacheForm::Plain {
         return 2 * TILE_OF_STORED;
     }
     match (beside, desc.kv_format.element.is_fp8()) {
-        (Beside::Portable, _) | (Beside::WiderRows, true) => TILE,
-        (Beside::WiderRows, false) => 4 * TILE,
+        (Beside::Portable, _) | (Beside::UnevenRows, true) => TILE,
+        (Beside::UnevenRows, false) => 4 * TILE,
         (Beside::Rows, true) => 4 * TILE,
         (Beside::Rows, false) => 32 * TILE,
     }

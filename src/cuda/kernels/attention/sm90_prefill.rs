@@ -54,6 +54,11 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     capped(KvRows::Paged),
     capped(KvRows::Ragged),
+    Family {
+        shapes: &[D128, D128_SHORT, D256],
+        symbol: ROWS_SYMBOL,
+        ..capped(KvRows::Rows)
+    },
     biased(KvRows::Paged),
     biased(KvRows::Ragged),
     Family {
@@ -111,10 +116,12 @@ const AFTER: Family = Family {
     ..split_keys(KvRows::Ragged)
 };
 
+const ROWS_SYMBOL: &str = "folio_prefill_sm90_rows";
+
 const fn rows() -> Family {
     Family {
         shapes: &ONE_BY_ONE,
-        symbol: "folio_prefill_sm90_rows",
+        symbol: ROWS_SYMBOL,
         ..whole_keys(KvRows::Rows)
     }
 }
@@ -201,8 +208,11 @@ const SHAPES: [Shape; 12] = [
 const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
 
 /// For rows that are loaded one by one; what a problem's are narrower is zeros. (Those of 64 columns are whole: the kernel
-/// has no registers to compare.)
-const ONE_BY_ONE: [Shape; 4] = [D128, D128_SHORT, MLA, D256];
+/// has no registers to compare.) Steps of rows that are no whole blocks are shorter than where boxes load, for three stages.
+const ONE_BY_ONE: [Shape; 6] = [ROWS_OF_80, ROWS_OF_96, D128, D128_SHORT, MLA, D256];
+
+const ROWS_OF_80: Shape = shape(80, 80, 192, 80);
+const ROWS_OF_96: Shape = shape(96, 96, 192, 80);
 
 /// For pages of all others.
 const WITHIN_BLOCKS: [Shape; 10] = [D64, D80, D96, D112, D128, D144, D160, D192, D224, D256];
