@@ -129,8 +129,8 @@ __device__ __forceinline__ Cut better_than(const Cut &chunks, const FolioPlanBat
     return cut;
 }
 
-// The quickest cut, by estimates. Tiles become narrow where that lets all of them run at a time and leaves their keys whole:
-// nothing takes less time. Tails are estimated by the mean of their tiles, so that there may be no room for one.
+// The quickest cut, by estimates. Tiles become narrow where that lets all of them run at a time and leaves their keys whole: no
+// other cut is tried then. Tails are estimated by the mean of their tiles, so that there may be no room for one.
 __device__ __forceinline__ Cut choose(const FolioPlanBatchParams &params, const Requests &all, Batch &batch,
                                       Counted &counted) {
     const FolioPlanParams &p = params.plan;

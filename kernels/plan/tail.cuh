@@ -42,8 +42,8 @@ struct TileClass {
     __device__ __forceinline__ u32 mean() const { return units / max(count, 1u); }
 };
 
-// How long the cuts of a batch take, by dealing out its tiles, and the chunks behind them. All warps call together what has no
-// other note; a warp estimates a cut.
+// How long the cuts of a batch take, by dealing out its tiles, and the chunks behind them. The block's threads call the public
+// functions together. Each warp estimates cuts by itself.
 class TailEstimate {
 public:
     // Tails begin behind one of two numbers of whole rounds.
@@ -76,7 +76,7 @@ public:
         return static_cast<u32>(units * of_item / params.workers.all) + params.tail.combine_units;
     }
 
-    // Whether a batch that takes `now` is worth so little.
+    // Whether it is worth it to take the time `then` instead of `now`.
     __device__ __forceinline__ bool pays(u32 now, u32 then) const {
         constexpr u64 WORTH = 105;  // hundredths
         return 100ull * now > WORTH * then && now > then + params.tail.least_gain;
