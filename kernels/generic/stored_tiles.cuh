@@ -8,17 +8,9 @@
 #include "core/stored.cuh"
 #include "core/tile.cuh"
 #include "core/widen.cuh"
+#include "ptx/shared.cuh"
 
 namespace folio {
-
-__device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
 
 __device__ __forceinline__ u32 ld_shared_byte(u32 address) {
     u32 x;

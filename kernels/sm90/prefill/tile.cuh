@@ -10,6 +10,7 @@
 #include "core/dependents.cuh"
 #include "core/scales.cuh"
 #include "params/prefill.h"
+#include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma_products.cuh"
 #include "sm90/prefill/tile_context.cuh"
@@ -171,15 +172,6 @@ struct SlotRing {
     __device__ __forceinline__ u32 parity() const { return count / TILE_SLOTS % 2; }
     __device__ __forceinline__ void advance() { ++count; }
 };
-
-__device__ __forceinline__ uint4 ld_shared_v4(u32 address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
 
 // Tokens of a TMA box: the largest power of two that divides a page and a step. Rows one by one are boxes of one.
 __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
