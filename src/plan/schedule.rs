@@ -136,14 +136,9 @@ fn lengths_are_unequal(batch: &HostBatch<'_>, tiling: &Tiling) -> bool {
 fn narrowed(batch: &HostBatch<'_>, desc: &AttentionDesc, tiling: &Tiling) -> Tiling {
     let most = tiling.workers.items_at_a_time();
     let all_run = |of: &Tiling| tiles(batch, of).take(most + 1).count() <= most;
-    let mut narrower = (1..tiling.q_parts).map(|q_parts| Tiling {
-        q_tile: tiling.q_tile / tiling.q_parts * q_parts,
-        q_parts,
-        ..*tiling
-    });
     match desc.batch_invariant {
         true => *tiling,
-        false => narrower.find(all_run).unwrap_or(*tiling),
+        false => tiling.narrower().find(all_run).unwrap_or(*tiling),
     }
 }
 

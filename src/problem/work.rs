@@ -164,15 +164,27 @@ impl Tiling {
         rows <= self.q_tile || self.tail.most_chunks == 0
     }
 
+    /// With items of so many parts.
+    fn of_parts(self, q_parts: u32) -> Tiling {
+        Tiling {
+            q_tile: self.q_tile / self.q_parts * q_parts,
+            q_parts,
+            ..self
+        }
+    }
+
+    /// With items of fewer parts, the narrowest first.
+    pub fn narrower(self) -> impl Iterator<Item = Tiling> {
+        (1..self.q_parts).map(move |q_parts| self.of_parts(q_parts))
+    }
+
     /// For batches whose requests have few keys: in tiles of one part, whose keys are not split.
     pub fn of_few_keys(self) -> Tiling {
         Tiling {
-            q_tile: self.q_tile / self.q_parts,
-            q_parts: 1,
             max_splits: 1,
             max_shares: 0,
             tail: TailCosts::NO_TAIL,
-            ..self
+            ..self.of_parts(1)
         }
     }
 }

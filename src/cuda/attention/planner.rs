@@ -161,14 +161,17 @@ impl Planner {
     }
 
     fn narrow(&self, tiling: &Tiling) -> PlanNarrowParams {
-        let narrower = match self.desc.batch_invariant {
-            true => 0,
-            false => (tiling.q_parts as usize - 1).min(NARROW_TILES),
-        };
-        let tile_of = |n: usize| tiling.q_tile / tiling.q_parts * (n as u32 + 1);
+        let mut q_tile = [Divisor::new(1); NARROW_TILES];
+        let mut count = 0;
+        if !self.desc.batch_invariant {
+            for (to, narrow) in q_tile.iter_mut().zip(tiling.narrower()) {
+                *to = Divisor::new(narrow.q_tile);
+                count += 1;
+            }
+        }
         PlanNarrowParams {
-            q_tile: std::array::from_fn(|n| Divisor::new(tile_of(n))),
-            count: narrower as u32,
+            q_tile,
+            count,
             at_a_time: tiling.workers.items_at_a_time() as u32,
             least_gain: least_gain_beside_narrow(&self.desc, tiling),
             reserved: 0,
