@@ -107,13 +107,11 @@ pub fn small_pages() {
         let apart = i64::from(page_size) * TOKEN;
         let [k, v] = [(K, apart), (V, 3 * apart)]
             .map(|(address, apart)| cache(address, DType::BF16, kv, apart));
-        let launch = assert_taken(
-            prompts(kv, DType::BF16),
-            k,
-            v,
-            "bf16_d128_q192_rows",
-            "folio_prefill_sm90_rows",
-        );
+        let desc = AttentionDesc {
+            max_qo_len: 1024,
+            ..prompts(kv, DType::BF16)
+        };
+        let launch = assert_taken(desc, k, v, "bf16_d128_q128_rows", "folio_prefill_sm90_rows");
         assert_eq!(launch.maps().len(), 1);
         assert_eq!(launch.maps()[0].address, Q as u64);
         let params = launch.params::<PrefillParams>().attention;

@@ -559,32 +559,34 @@ fn row_dtype(desc: &AttentionDesc) -> DType {
 
 /// Query rows of a request that share keys, from which on rows pay. Beside the portable kernel, which multiplies at a third
 /// of the rate, a tile of them is enough; over caches in other forms, whose portable kernel has tiles of 64, two of those. To
-/// widen a key once takes the multiprocessors about as long as to convert it for three tiles. What is only copied costs a third
-/// more, and a tile saves a tenth of its time; where rows are no whole blocks or tiles are wider than rows, a fifth to a third of it
-/// (pages of one token, on an H200: 5 × 704 on 3007 with 32 / 8 heads of 80 213 µs copied, 260 one by one; 2 × 172 on 4633 with
-/// 64 / 8 heads of 160 135 and 229).
+/// widen a key once takes the multiprocessors about as long as to convert it for three tiles. To copy one costs a third more, and a
+/// tile saves a tenth of its time; where tiles are wider than rows, a fifth to a third of it (2 × 172 on 4633 with 64 / 8 heads of
+/// 160 over pages of one token take 135 µs copied, 229 one by one, on an H200).
+///
+/// For what is copied these were chosen with [`least_products`], by 267 random batches of head dims from 64 to 256 over pages of one
+/// and four tokens: on average 0.3 to 1.3 % more than the faster way takes, by head dims.
 fn least_rows(desc: &AttentionDesc, beside: Beside) -> u64 {
     if desc.kv_format.form() != CacheForm::Plain {
         return 2 * TILE_OF_STORED;
     }
     match (beside, desc.kv_format.element.is_fp8()) {
-        (Beside::Portable, _) | (Beside::UnevenRows, true) => TILE,
-        (Beside::UnevenRows, false) => 4 * TILE,
-        (Beside::Rows, true) => 4 * TILE,
-        (Beside::Rows, false) => 32 * TILE,
+        (Beside::Portable, _) | (Beside::UnevenRows | Beside::WiderTiles, true) => TILE,
+        (Beside::Rows, true) | (Beside::WiderTiles, false) => 4 * TILE,
+        (Beside::Rows | Beside::UnevenRows, false) => 12 * TILE,
     }
 }
 
 /// Products of a row of a query head with a key, from which on the two launches pay, 10 µs on an H100. Less than that would be
 /// spared of what tiles one by one take: 1 × 512 tokens with 32 heads of 128 take 24 µs so over fp8 and 33 over rows, 8 × 256
-/// 48 and 47, 1 × 2000 87 and 77; over pages of one token with 28 heads of 96 20 and 29, 54 and 60 (8 × 512), 76 and 72.
+/// 48 and 47, 1 × 2000 87 and 77; over pages of one token with 28 heads of 80 4 × 806 take 48 and 54, 2 × 2405 with 24 182 and 169.
 fn least_products(desc: &AttentionDesc, beside: Beside) -> u64 {
     let is_plain = desc.kv_format.form() == CacheForm::Plain;
     match (beside, desc.kv_format.element.is_fp8()) {
         (Beside::Portable, _) => 0,
         _ if !is_plain => 0,
         (_, true) => 12_000_000,
-        (_, false) => 60_000_000,
+        (Beside::WiderTiles, false) => 60_000_000,
+        (Beside::Rows | Beside::UnevenRows, false) => 100_000_000,
     }
 }
 

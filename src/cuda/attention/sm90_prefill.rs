@@ -26,6 +26,9 @@ use crate::tensor::Tensor;
 /// 145 one at a time; of 256, 36.2 and 38.4).
 const MOST_STEPS_OF_SMALL: u32 = 8;
 
+/// Columns of the tiles whose rows may be those of a problem that has up to 31 fewer; wider ones are of 256.
+const MOST_OF_UNEVEN_ROWS: u32 = 128;
+
 /// The kernel of one warpgroup a tile and several CTAs a multiprocessor, beside the one of several warpgroups: while one CTA
 /// waits for the memory, others multiply. Of requests with few keys most of the time is such waiting.
 #[derive(Debug)]
@@ -87,8 +90,10 @@ pub(super) enum Beside {
     Portable,
     /// This one, which loads keys one by one with every tile of queries.
     Rows,
-    /// The same, where the problem's rows are no whole blocks of 64 columns, or tiles are wider than these: a third slower.
+    /// The same, where the problem's rows are no whole blocks of 64 columns.
     UnevenRows,
+    /// The same, where tiles are wider than these by up to 120 columns: a third slower.
+    WiderTiles,
 }
 
 impl Sm90Prefill {
@@ -245,6 +250,7 @@ impl Sm90Prefill {
         let are_blocks = dims.iter().all(|dim| dim % 64 == 0);
         match are_blocks && dims == [shape.head_dim_qk, shape.head_dim_vo] {
             true => Beside::Rows,
+            false if shape.head_dim_qk > MOST_OF_UNEVEN_ROWS => Beside::WiderTiles,
             false => Beside::UnevenRows,
         }
     }
