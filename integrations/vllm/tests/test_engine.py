@@ -1,6 +1,6 @@
 """vLLM's engine on Folio and on its own backend: equal tokens, equal logprobs. It is run where vLLM is: CPU or CUDA.
 
-Each backend has one process that runs all cases (engine.py). It takes minutes.
+Each backend has one process that runs the cases asked for (engine.py). All of them take minutes.
 """
 
 import json
@@ -29,6 +29,8 @@ on_cuda = pytest.mark.skipif(not current_platform.is_cuda(), reason="vLLM has th
 
 def run(backend: str, folder: Path, names, **environment) -> dict:
     """What the cases give on a backend; a sentence in place of results where one failed."""
+    if not names:
+        return {}
     output = folder / f"{backend}-{len(os.listdir(folder))}.json"
     command = [sys.executable, HERE / "engine.py", backend, folder / "models", output, *names]
     subprocess.run(command, check=True, env=os.environ | environment, cwd=folder)
@@ -41,18 +43,26 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def own(folder):
-    return run("auto", folder, CASES)
+def asked_for(request):
+    """The cases of the tests that are run; those without a case compare with llama-mixed."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if "folios" in item.fixturenames]
+    names = {call.params["name"] if call else "llama-mixed" for call in calls}
+    return [name for name in CASES if name in names]
 
 
 @pytest.fixture(scope="session")
-def folios(folder, own):
-    return run("FOLIO", folder, CASES)
+def own(folder, asked_for):
+    return run("auto", folder, asked_for)
 
 
 @pytest.fixture(scope="session")
-def exact(folder):
-    return run(EXACT, folder, [name for name, case in CASES.items() if case.few_bits and case.distribution])
+def folios(folder, own, asked_for):
+    return run("FOLIO", folder, asked_for)
+
+
+@pytest.fixture(scope="session")
+def exact(folder, asked_for):
+    return run(EXACT, folder, [name for name in asked_for if CASES[name].few_bits and CASES[name].distribution])
 
 
 def distance(some, others) -> float:
