@@ -58,6 +58,7 @@ _SPECULATIVE = _FP32 | dict(speculative_config=dict(method="ngram", num_speculat
 _ALL: dict[str, Any] = dict(max_logprobs=-1)
 _MLA_DRAFTS = _SPECULATIVE | _ALL | dict(dtype="bfloat16")
 _DRAFTED: dict[str, Any] = dict(speculative_config=dict(method="draft_model", num_speculative_tokens=3))
+_EAGLE: dict[str, Any] = dict(speculative_config=dict(method="eagle", num_speculative_tokens=3))
 
 
 def _few_bits(model: str, **options) -> Case:
@@ -157,6 +158,11 @@ GPU_CASES = (
             ("speculative", {}, None),
             ("speculative-graphs", _GRAPHS, None),
             ("drafted", _DRAFTED, "deepseek-draft"),
+            # vLLM captures what verifies, and leaves the model that drafts out.
+            ("drafted-graphs", _DRAFTED | _GRAPHS, "deepseek-draft"),
+            ("eagle", _EAGLE, "deepseek-eagle"),
+            # The head is captured, too.
+            ("eagle-graphs", _EAGLE | _GRAPHS, "deepseek-eagle"),
         )
     }
     | _LAST

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import heads
 import tokenizers
 import torch
 import transformers
@@ -48,14 +49,18 @@ _CLASSES = {
 #: A model that drafts for another is that one with weights that are so far off: it is right now and then.
 _DRAFT = "-draft"
 _DRAFT_NOISE = 0.02
+_HEAD = "-eagle"
 
 
 def save(name: str, folder: Path) -> Path:
-    """The folder of a model, made where it is missing."""
+    """The folder of a model, made where it is missing. MODEL-draft and the head MODEL-eagle draft for MODEL."""
     path = folder / name
     if not (path / "config.json").exists():
-        kind = name.removesuffix(_DRAFT)
+        kind = name.removesuffix(_DRAFT).removesuffix(_HEAD)
         model = random_model(_CLASSES[kind], CONFIGS[kind])
+        if name.endswith(_HEAD):
+            heads.save(model, path)
+            return path
         if name != kind:
             for weight in model.parameters():
                 weight.data.add_(_DRAFT_NOISE * torch.randn_like(weight))
