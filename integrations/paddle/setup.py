@@ -18,7 +18,11 @@ def pkg_config(*query):
 
 
 installed = pkg_config("--variable=plugin")[0]
-extension = CUDAExtension if paddle.is_compiled_with_cuda() else CppExtension
+on_cuda = paddle.is_compiled_with_cuda()
+extension = CUDAExtension if on_cuda else CppExtension
+# Paddle defines it for extensions that have a source for nvcc, of which there is none here. Without it ops would know
+# neither streams nor captures.
+cuda_flags = ["-DPADDLE_WITH_CUDA"] if on_cuda else []
 setup(
     name="folio_paddle_ops",
     version="0.1.0",
@@ -28,7 +32,8 @@ setup(
                  for name in ("session", "rows", "grouped", "mla", "step", "append", "decode", "ragged", "module")],
         include_dirs=[f"{here}/csrc", f"{here}/../fastdeploy"],
         extra_compile_args={
-            "cxx": ["-std=c++17", "-O2", "-Wall", "-Wextra", *pkg_config("--cflags"), f'-DFOLIO_INSTALLED="{installed}"'],
+            "cxx": ["-std=c++17", "-O2", "-Wall", "-Wextra", *cuda_flags, *pkg_config("--cflags"),
+                    f'-DFOLIO_INSTALLED="{installed}"'],
             "nvcc": [],
         },
         extra_link_args=["-ldl"],
