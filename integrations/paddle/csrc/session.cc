@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #ifdef PADDLE_WITH_CUDA
+#include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/backends/gpu/cuda/cuda_graph_with_memory_pool.h"
 #endif
 
@@ -109,6 +110,15 @@ void *stream_of(const Tensor &tensor)
     return nullptr;
 }
 
+void finish(const Tensor &tensor)
+{
+#ifdef PADDLE_WITH_CUDA
+    if (tensor.is_gpu())
+        phi::DeviceContextPool::Instance().Get(tensor.place())->Wait();
+#endif
+    (void)tensor;
+}
+
 const folio::Context &context_of(const Tensor &tensor)
 {
     static std::mutex mutex;
@@ -137,7 +147,7 @@ Workspace allocate(const folio_workspace_info &info, const Tensor &like)
         workspace.folio = *workspace.host_only;
         return workspace;
     }
-    // Paddle aligns its blocks to 256 bytes.
+    // Paddle aligns its blocks on a GPU to 256 bytes.
     require(info.alignment <= 256, "Folio asks for an alignment above Paddle's 256 bytes");
     if (info.device_bytes != 0) {
         workspace.device = px::empty({static_cast<int64_t>(info.device_bytes)}, paddle::DataType::UINT8, like.place());
@@ -145,9 +155,14 @@ Workspace allocate(const folio_workspace_info &info, const Tensor &like)
         workspace.folio.device_bytes = info.device_bytes;
     }
     if (info.host_bytes != 0) {
-        workspace.pinned =
-            px::empty({static_cast<int64_t>(info.host_bytes)}, paddle::DataType::UINT8, phi::GPUPinnedPlace());
+        // Pinned blocks are aligned to 64 bytes alone.
+        size_t room = info.host_bytes + info.alignment;
+        // By a copy: `empty` knows no pinned memory, and would allocate on the GPU.
+        const Tensor pageable =
+            px::empty({static_cast<int64_t>(room)}, paddle::DataType::UINT8, paddle::CPUPlace());
+        workspace.pinned = pageable.copy_to(phi::GPUPinnedPlace(), true);
         workspace.folio.host = workspace.pinned.data();
+        std::align(info.alignment, info.host_bytes, workspace.folio.host, room);
         workspace.folio.host_bytes = info.host_bytes;
     }
     return workspace;

@@ -66,6 +66,12 @@ bool capturing();
 /** The stream that ops on `tensor` run on; NULL on the CPU. */
 void *stream_of(const Tensor &tensor);
 
+/**
+ * Waits until the stream of `tensor` has done what it was given. Copies between host and device run on that stream and are
+ * waited for with this: Paddle's blocking copies run on the default stream, which waits for none that a program has made.
+ */
+void finish(const Tensor &tensor);
+
 /** The device that a tensor is on. The first call of a process loads the library. */
 const folio::Context &context_of(const Tensor &tensor);
 

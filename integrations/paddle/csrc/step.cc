@@ -37,7 +37,8 @@ void write(const char *name, Tensor &target, const Ints &values)
     Tensor part = target.numel() == count ? target : target.slice(0, count * target.shape()[0] / target.numel());
     Tensor host = px::empty(part.shape(), paddle::DataType::INT32, paddle::CPUPlace());
     std::copy(values.begin(), values.end(), host.data<int32_t>());
-    part.copy_(host, target.place(), true);
+    part.copy_(host, target.place(), false);
+    finish(target); /* which reads `host` */
 }
 
 int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
@@ -54,7 +55,8 @@ struct Step {
                                        lengths("seq_lens_decoder", seq_lens_decoder, batch_size),
                                        lengths("seq_lens_this_time", seq_lens_this_time, batch_size)},
                                       0);
-        const Tensor host = all.is_cpu() ? all : all.copy_to(paddle::CPUPlace(), true);
+        const Tensor host = all.is_cpu() ? all : all.copy_to(paddle::CPUPlace(), false);
+        finish(all);
         const auto *first = host.data<int32_t>();
         encoder.assign(first, first + batch_size);
         decoder.assign(first + batch_size, first + 2 * batch_size);
