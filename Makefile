@@ -30,6 +30,7 @@
 #   make test SEED=7                  the same with other random cases
 #   make fuzz SECONDS=600 SEED=7      corrupted calls of the C functions, against the oracle
 #   make test-paddle                  the Paddle ops and the FastDeploy plugin, with PaddlePaddle's CPU wheel from PyPI
+#   make test-paddle-gpu              their tests on a GPU, with the PaddlePaddle of PYTHON
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -38,7 +39,7 @@ SHELL := /bin/bash
 .PHONY: demo test install kernels bench nvrtc tools lint test-rust test-rows test-msrv fuzz docs cmake test-c \
     test-package test-torch test-memory dist test-dist dist-wheel test-dist-wheel test-aarch64 wheel test-python \
     test-python-gpu test-grids-gpu test-grids pictures test-torch-ops test-vllm test-vllm-gpu test-sglang \
-    test-sglang-gpu test-paddle paddle-tools test-reproducible test-dist-aarch64 test-readme clean
+    test-sglang-gpu test-paddle test-paddle-gpu paddle-tools test-reproducible test-dist-aarch64 test-readme clean
 
 CARGO ?= cargo
 CMAKE ?= cmake
@@ -184,6 +185,14 @@ paddle-tools:
 test-paddle: paddle-tools test-package
 	$(call say,Paddle ops and FastDeploy plugin)
 	.ci/test-paddle $(PACKAGE) $(BUILD) $(PYTHON)
+
+# On a machine with a GPU, whose Python has PaddlePaddle for CUDA, pytest, and the ops as docs/paddle.md builds them with it.
+test-paddle-gpu:
+	$(call say,Paddle ops and FastDeploy plugin on a GPU)
+	@$(PYTHON) -c 'import paddle; assert paddle.is_compiled_with_cuda(), "PaddlePaddle is a CPU build"; \
+	    assert paddle.device.cuda.device_count(), "PaddlePaddle finds no GPU"'
+	cd integrations/paddle && $(PYTHON) -m pytest --quiet tests -k "not cpu"
+	cd integrations/fastdeploy && $(PYTHON) -m pytest --quiet tests -k "not cpu"
 
 MEMORY_TESTS := -DCMAKE_PREFIX_PATH=$(PACKAGE) -DFOLIO_TEST_STANDARDS="C11;CXX17" -DCMAKE_BUILD_TYPE=Debug
 # A program's own operator new stays its own: one of them fills memory to see who writes to it.

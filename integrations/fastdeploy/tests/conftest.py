@@ -1,4 +1,4 @@
-"""The plugin and a stand-in for FastDeploy, both imported afresh for each test."""
+"""The plugin and a stand-in for FastDeploy, both imported afresh for each test. Every test runs on both devices."""
 
 import importlib
 import os
@@ -6,7 +6,8 @@ import sys
 import warnings
 
 here = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(here, "stub"), os.path.dirname(here), os.path.join(here, "..", "..", "paddle", "tests")]
+sys.path[:0] = [os.path.join(here, "stub"), os.path.dirname(here), os.path.join(here, "..", "..", "paddle", "tests"),
+                os.path.join(here, "..", "..", "testing")]
 os.environ.setdefault("FOLIO_NUM_THREADS", "2")
 warnings.filterwarnings("ignore")
 
@@ -14,6 +15,14 @@ import paddle
 import pytest
 
 paddle.set_device("cpu")
+
+import paddle_devices
+
+
+@pytest.fixture(autouse=True, params=["cpu", "cuda"])
+def device(request):
+    """The device of the test's tensors."""
+    yield from paddle_devices.one_after_the_other(request.param)
 
 
 @pytest.fixture

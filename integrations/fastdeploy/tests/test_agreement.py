@@ -5,6 +5,9 @@ import shlex
 import subprocess
 
 import pytest
+from paddle_devices import cpu_only
+
+pytestmark = cpu_only
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VARIABLES = ("FD_ATTENTION_BACKEND", "FD_FOLIO_BACKEND", "FD_FOLIO_PREFER")

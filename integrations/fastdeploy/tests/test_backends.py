@@ -9,8 +9,9 @@ import pytest
 import folio_paddle_ops as ops
 import oracle
 from formats import FORMATS
-from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, tensor
-from test_append import Layer
+from paddle_devices import narrow_on_gpu
+from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, on_host, tensor
+from test_append import TOLERANCE, Layer
 
 
 class ForwardMeta(types.SimpleNamespace):
@@ -23,11 +24,10 @@ class ForwardMeta(types.SimpleNamespace):
 def forward_meta(step, caches, **more):
     encoder, decoder, this_time = step.lengths()
     batch_ids, cu, table = step.tensors()
-    made = lambda n: tensor([0] * n)
     return ForwardMeta(
         seq_lens_encoder=encoder, seq_lens_decoder=decoder, seq_lens_this_time=this_time, batch_id_per_token=batch_ids,
         cu_seqlens_q=cu, cu_seqlens_k=cu, block_tables=table, caches=caches, forward_mode="mixed",
-        max_len_tensor_cpu=made(9), **more)
+        max_len_tensor_cpu=on_host([0] * 9), **more)
 
 
 def config(**model):
@@ -61,8 +61,8 @@ def test_attention_of_two_layers(load, mode):
 def test_attention_over_quantised_caches(load, format):
     """Scales and zero points are the layer's, under FastDeploy's names; its quantising ones are one over the others."""
     backend = load(FD_ATTENTION_BACKEND="FOLIO_ATTN").backend()(config(head_dim=32), 2, 6, 32, 64, 16)
-    step = Step([CHUNK, DECODE], column=True)
-    layer = Layer(step)
+    step, dtype = Step([CHUNK, DECODE], column=True), narrow_on_gpu()
+    layer = Layer(step, dtype)
     filled = format.fill(layer)
     meta = forward_meta(step, [layer.k_cache, layer.v_cache], rotary_embs=layer.rotary_embs)
     options = types.SimpleNamespace(layer_id=0, cache_quant_type_str=format.quant, sliding_window=0)
@@ -71,7 +71,8 @@ def test_attention_over_quantised_caches(load, format):
     options.cache_k_scale, options.cache_v_scale = (1 / scale.cast("float32") for scale in filled["scales"])
     backend.init_attention_metadata(meta)
     out = backend.forward(None, None, None, layer.qkv, None, None, options, meta)
-    np.testing.assert_allclose(array(out), layer.attended(caches=format.decoded(layer)), atol=3e-5, rtol=3e-5)
+    np.testing.assert_allclose(array(out), layer.attended(caches=format.decoded(layer)), atol=TOLERANCE[dtype],
+                               rtol=TOLERANCE[dtype])
 
 
 def test_cache_shapes(load):
@@ -130,32 +131,40 @@ class MlaLayer:
     heads, latent, rope, nope, value = 3, 32, 8, 24, 16
 
     def __init__(self, step):
-        rng, T = np.random.default_rng(2), step.num_tokens
-        self.step = step
+        rng, T, self.dtype = np.random.default_rng(2), step.num_tokens, narrow_on_gpu()
+        self.step, self.tolerance = step, {"float32": 3e-5, "float16": 3e-2}[self.dtype]
+        rounded = lambda *shape: array(tensor(rng.standard_normal(shape), self.dtype))
         self.w_uk = rng.standard_normal((self.heads, self.nope, self.latent)) / 6
         self.w_uv = rng.standard_normal((self.heads, self.latent, self.value)) / 6
-        self.q = rng.standard_normal((T, self.heads, self.nope + self.rope))
-        self.c, self.k_pe = rng.standard_normal((T, self.latent)), rng.standard_normal((T, self.rope))
-        self.cache = step.cache([1, "BS", self.latent + self.rope], "float32")
+        self.q = rounded(T, self.heads, self.nope + self.rope)
+        self.c, self.k_pe = rounded(T, self.latent), rounded(T, self.rope)
+        self.cache = step.cache([1, "BS", self.latent + self.rope], self.dtype)
+
+    def given(self, values):
+        """In the layer's type."""
+        return tensor(values, self.dtype)
+
+    def check(self, out, scale):
+        np.testing.assert_allclose(array(out), self.expected(scale), atol=self.tolerance, rtol=self.tolerance)
 
     def run(self, backend, meta, absorbed_call=True, merge=True):
         """[T, H v]. `merge`: by the op of FastDeploy's newer models; else by the sum of its early ones."""
         T, layer = self.step.num_tokens, types.SimpleNamespace(layer_id=0)
         call = lambda query, k, v: backend.forward(
-            query, k, v, None, tensor(self.c, "float32"), tensor(self.k_pe, "float32"), layer, meta)
-        out = paddle.zeros([T, self.heads * self.value])
+            query, k, v, None, self.given(self.c), self.given(self.k_pe), layer, meta)
+        out = paddle.zeros([T, self.heads * self.value], dtype=self.dtype)
         if meta.max_len_tensor_cpu[1] > 0:
             k = np.concatenate([np.einsum("tl,hpl->thp", self.c, self.w_uk), np.repeat(self.k_pe[:, None], self.heads, 1)], -1)
             v = np.einsum("tl,hlv->thv", self.c, self.w_uv)
-            out = call(tensor(self.q, "float32"), tensor(k, "float32"), tensor(v, "float32")).reshape([T, -1])
+            out = call(self.given(self.q), self.given(k), self.given(v)).reshape([T, -1])
         if meta.max_len_tensor_cpu[2] > 0 and absorbed_call:
             q_latent = np.einsum("thp,hpl->thl", self.q[..., :self.nope], self.w_uk)
             absorbed = np.concatenate([q_latent, self.q[..., self.nope:]], -1)
-            latents = array(call(tensor(absorbed.reshape(T, -1), "float32"), None, None)).reshape(T, self.heads, self.latent)
-            decoded = tensor(np.einsum("thl,hlv->thv", latents, self.w_uv).reshape(T, -1), "float32")
+            latents = array(call(self.given(absorbed.reshape(T, -1)), None, None)).reshape(T, self.heads, self.latent)
+            decoded = self.given(np.einsum("thl,hlv->thv", latents, self.w_uv).reshape(T, -1))
             if not merge:
                 prompt = np.repeat(self.step.encoder > 0, self.step.this_time)
-                return out * tensor(prompt[:, None], "float32") + decoded
+                return out * self.given(prompt[:, None]) + decoded
             from fastdeploy.model_executor.ops import gpu
 
             gpu.merge_prefill_decode_output(out, decoded, *self.step.lengths(), tensor(self.step.cu), self.heads, self.value, 4)
@@ -193,7 +202,7 @@ def test_mla_of_a_step(load, rows, merge):
     backend.init_attention_metadata(meta)
     assert backend.attention_metadata.has_prefix_cache is False  # newer models would lengthen k by latents read back
     out = layer.run(backend, meta, merge=merge)
-    np.testing.assert_allclose(array(out), layer.expected(backend.softmax_scale), atol=3e-5, rtol=3e-5)
+    layer.check(out, backend.softmax_scale)
     backend.init_attention_metadata(meta)
 
 
@@ -245,7 +254,7 @@ def test_padded_rows_of_a_chunk_are_zero(load):
     meta = forward_meta(step, [layer.cache])
     backend.init_attention_metadata(meta)
     out = layer.run(backend, meta)
-    np.testing.assert_allclose(array(out), layer.expected(backend.softmax_scale), atol=3e-5, rtol=3e-5)
+    layer.check(out, backend.softmax_scale)
 
 
 @pytest.mark.parametrize("rows", [[CHUNK], [CHUNK, PROMPT, DECODE]], ids=str)
@@ -282,9 +291,10 @@ def test_the_runner_takes_it_for_an_mla_backend(load):
 def test_keys_of_the_context_before_the_new_ones_are_refused(load):
     """R6: what FastDeploy's newest models read back for its own backend."""
     backend, step = mla_backend(load), Step([CHUNK], padded=0)
-    meta, layer = forward_meta(step, [step.cache([1, "BS", 40], "float32")]), types.SimpleNamespace(layer_id=0)
+    dtype = narrow_on_gpu()
+    meta, layer = forward_meta(step, [step.cache([1, "BS", 40], dtype)]), types.SimpleNamespace(layer_id=0)
     backend.init_attention_metadata(meta)
-    q, k, v = (paddle.zeros([rows, 3, width]) for rows, width in ((6, 32), (25, 32), (25, 16)))
+    q, k, v = (paddle.zeros([rows, 3, width], dtype=dtype) for rows, width in ((6, 32), (25, 32), (25, 16)))
     with pytest.raises(NotImplementedError, match="k has 25 rows and q 6"):
         backend.forward(q, k, v, None, paddle.zeros([6, 32]), paddle.zeros([6, 8]), layer, meta)
 

@@ -6,6 +6,9 @@ import re
 import subprocess
 
 import pytest
+from paddle_devices import cpu_only
+
+pytestmark = cpu_only
 
 PATCH = os.path.join(os.path.dirname(__file__), "..", "fastdeploy.patch")
 

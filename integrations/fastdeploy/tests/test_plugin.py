@@ -9,6 +9,9 @@ import re
 
 import paddle
 import pytest
+from paddle_devices import cpu_only
+
+pytestmark = cpu_only
 
 ATTENTION = "fastdeploy.model_executor.layers.attention"
 

@@ -15,6 +15,11 @@ def tensor(values, dtype="int32"):
     return paddle.to_tensor(np.asarray(values), dtype=dtype)
 
 
+def on_host(values, dtype="int32"):
+    """What FastDeploy keeps in memory of the host, whatever device a step is on."""
+    return paddle.to_tensor(np.asarray(values), dtype=dtype, place=paddle.CPUPlace())
+
+
 def array(t):
     """A Paddle tensor in float64."""
     return t.cast("float32").numpy().astype(np.float64) if t.dtype == paddle.bfloat16 else t.numpy().astype(np.float64)

@@ -7,6 +7,7 @@ import pytest
 import folio_paddle_ops as ops
 import oracle
 from formats import FORMATS, Format
+from paddle_devices import narrow_on_gpu
 from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, tensor
 
 TOLERANCE = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 4e-2}
@@ -91,8 +92,9 @@ class Layer:
                 in_scale, 64, 16, 1024, 32768, 3, causal, True, *([] if oldest else [window]), *([] if older else [sink_size])]
 
 
-def close(actual, expected, dtype):
-    np.testing.assert_allclose(array(actual), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+def close(actual, expected, dtype, times=1):
+    tolerance = times * TOLERANCE[dtype]
+    np.testing.assert_allclose(array(actual), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -136,25 +138,27 @@ def test_sinks(dtype):
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_quantised_caches(op, format):
     """New keys and old ones are read back as they were rounded, with scales in the layouts of FastDeploy."""
-    step = Step([CHUNK, DECODE])
-    layer = Layer(step)
+    step, dtype = Step([CHUNK, DECODE]), narrow_on_gpu()
+    layer = Layer(step, dtype)
     out = op("append_attention")(*layer.arguments(**format.fill(layer)))[0]
     caches = format.decoded(layer)
-    close(out, layer.attended(caches=caches), "float32")
+    close(out, layer.attended(caches=caches), dtype)
     for part, (cache, new) in enumerate(zip(caches, layer.rotated()[1:])):
         for token, request, position in step.tokens():
             page, offset = step.place(request, position)
             nearest, tolerance = format.nearest(new[token], part)
+            if dtype == "float16":
+                tolerance = tolerance + np.abs(nearest) * 2 ** -10  # keys are rounded once, and `new` was before
             assert (np.abs(cache[page, :, offset] - nearest) <= tolerance).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("quant", ["cache_int8", "cache_int4_zp"])
 def test_quantised_caches_beside_norms_and_16_bits(dtype, quant):
-    """With norms, keys are written after them. Factors come in the type of the model."""
+    """With norms, keys are written after them. Factors come in the type of the model. Paddle rounds norms as its version does."""
     layer, format = Layer(Step(MIXED), dtype, norm=True), Format(quant, "channels", dtype)
     out = ops.folio_append_attention(*layer.arguments(**format.fill(layer)))[0]
-    close(out, layer.attended(caches=format.decoded(layer)), dtype)
+    close(out, layer.attended(caches=format.decoded(layer)), dtype, times=2)
 
 
 @pytest.mark.parametrize("version", ["_v3", "_v2"])
@@ -238,8 +242,8 @@ def test_rope_and_keys_with_their_past(op, dtype, options):
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_keys_with_their_past_from_quantised_caches(op, format):
     """gqa_rope_write_cache reads back what the cache holds, the new tokens as they were rounded."""
-    step = Step([CHUNK, PROMPT])
-    layer = Layer(step)
+    step, dtype = Step([CHUNK, PROMPT]), narrow_on_gpu()
+    layer = Layer(step, dtype)
     filled = format.fill(layer)
     total = int(step.kv_len.sum())
     (batch_ids, cu, table), one = step.tensors(), tensor([0])
@@ -248,9 +252,9 @@ def test_keys_with_their_past_from_quantised_caches(op, format):
         layer.qkv, layer.k_cache, layer.v_cache, cu, tensor([0, *np.cumsum(step.kv_len)]), layer.rotary_embs, this_time, encoder,
         decoder, batch_ids, table, *[one] * 6, None, None, None, None, *filled["scales"], *filled["zero_points"], None, total, 128,
         EPS, False, filled["quant"], False)
-    close(made[0], layer.rotated()[0], "float32")
+    close(made[0], layer.rotated()[0], dtype)
     for dense, cache in zip(made[1:3], format.decoded(layer)):
-        close(dense, np.concatenate([layer.past(cache, b) for b in range(2)]), "float32")
+        close(dense, np.concatenate([layer.past(cache, b) for b in range(2)]), dtype)
 
 
 def test_older_rope_and_keys(op):

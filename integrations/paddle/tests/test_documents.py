@@ -5,14 +5,16 @@ import re
 import subprocess
 import sys
 
+from paddle_devices import cpu_only
+
 PAGE = pathlib.Path(__file__).parents[3] / "docs/paddle.md"
 
 
+@cpu_only
 def test_the_programs_of_the_page():
     programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     assert programs
     for program in programs:
-        # On the CPU, as all of these tests.
         run = subprocess.run([sys.executable, "-c", 'import paddle; paddle.set_device("cpu")\n' + program],
                              capture_output=True, text=True)
         assert run.returncode == 0, run.stderr

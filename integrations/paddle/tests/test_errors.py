@@ -8,6 +8,7 @@ import paddle
 import pytest
 
 import folio_paddle_ops as ops
+from paddle_devices import cpu_only
 from steps import tensor
 
 
@@ -44,12 +45,14 @@ def run(**environment):
                           text=True, env={**os.environ, **environment})
 
 
+@cpu_only
 def test_a_missing_library_is_named():
     result = run(FOLIO_LIBRARY="/nowhere/libfolio.so.0")
     assert result.returncode == 1 and "RuntimeError: flash_attention_varlen: Folio cannot be used: " in result.stderr
     assert "/nowhere/libfolio.so.0 cannot be loaded" in result.stderr
 
 
+@cpu_only
 def test_a_wrong_number_of_threads_is_named():
     result = run(FOLIO_NUM_THREADS="many")
     assert result.returncode == 1 and 'FOLIO_NUM_THREADS is "many"; 1 to 1024 are accepted' in result.stderr

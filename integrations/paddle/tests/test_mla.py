@@ -6,6 +6,7 @@ import pytest
 
 import folio_paddle_ops as ops
 import oracle
+from paddle_devices import narrow_on_gpu, on_gpu
 from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, array, tensor
 
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -71,7 +72,7 @@ def tiles(step, chunk=64):
     """decoder_batch_ids with its count, as get_block_shape_and_split_kv_block makes them; garbage behind."""
     ids = [b for b, (encoder, _, this_time) in enumerate(step.rows) if this_time and not encoder
            for _ in range(-(-int(step.kv_len[b]) // chunk))]
-    return tensor(ids + [1] * 40), tensor([len(ids)])
+    return tensor(ids + [1] * (80 - len(ids))), tensor([len(ids)])
 
 
 def attend(op, step, cache, query, scale, latent, dtype, version="", causal=True):
@@ -117,6 +118,8 @@ def filled_cache(step, width, dtype):
 @pytest.mark.parametrize("heads, latent, rope", [(3, 32, 8), (16, 512, 64)])
 def test_attention_of_decode_rows(op, dtype, heads, latent, rope):
     """R2: one call takes a mixture, and rows that it does not cover are 0. R5: rows without keys are 0, not NaN."""
+    if on_gpu() and dtype == "float32":
+        pytest.skip("CUDA has no float32 for MLA")
     step = Step(MIXED, column=True)
     cache = filled_cache(step, latent + rope, dtype)
     query = step.random([step.num_tokens, heads * (latent + rope)], dtype)
@@ -130,52 +133,53 @@ def test_attention_of_decode_rows(op, dtype, heads, latent, rope):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_older_attention(op, causal):
-    step = Step(MIXED)
-    cache = filled_cache(step, 40, "float32")
-    query = step.random([step.num_tokens, 2 * 40], "float32")
-    out = attend(op, step, cache, query, 0.1, 32, "float32", "v1", causal)
+    step, dtype = Step(MIXED), narrow_on_gpu()
+    cache = filled_cache(step, 40, dtype)
+    query = step.random([step.num_tokens, 2 * 40], dtype)
+    out = attend(op, step, cache, query, 0.1, 32, dtype, "v1", causal)
     np.testing.assert_allclose(array(out), expected_attention(step, array(cache), array(query), 2, 32, 0.1, causal),
-                               atol=2e-5, rtol=2e-5)
+                               atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("rows", [[PROMPT, CHUNK], [IDLE, INACTIVE], [DECODE] * 33, [DRAFT]])
 def test_batches_of_one_kind(op, rows):
-    step = Step(rows)
-    cache = filled_cache(step, 40, "float32")
-    query = step.random([step.num_tokens, 2 * 40], "float32")
-    out = attend(op, step, cache, query, 0.1, 32, "float32")
+    step, dtype = Step(rows), narrow_on_gpu()
+    cache = filled_cache(step, 40, dtype)
+    query = step.random([step.num_tokens, 2 * 40], dtype)
+    out = attend(op, step, cache, query, 0.1, 32, dtype)
     np.testing.assert_allclose(array(out), expected_attention(step, array(cache), array(query), 2, 32, 0.1),
-                               atol=2e-5, rtol=2e-5)
+                               atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_no_tokens_is_no_work(op):
     """R7, R8: an empty step gives empty results of the right width, never None."""
-    step = Step([IDLE, IDLE], padded=0)
-    cache = step.cache([1, "BS", 40], "float32")
-    out = attend(op, step, cache, paddle.zeros([0, 80]), 0.1, 32, "float32")
+    step, dtype = Step([IDLE, IDLE], padded=0), narrow_on_gpu()
+    cache = step.cache([1, "BS", 40], dtype)
+    out = attend(op, step, cache, paddle.zeros([0, 80], dtype=dtype), 0.1, 32, dtype)
     assert list(out.shape) == [0, 64]
-    write(op, step, "decode_mla_write_cache", cache, paddle.zeros([0, 32]), paddle.zeros([0, 8]), "none", 8, False)
+    empty = [paddle.zeros([0, width], dtype=dtype) for width in (32, 8)]
+    write(op, step, "decode_mla_write_cache", cache, *empty, "none", 8, False)
     assert np.isnan(array(cache)).all()
 
 
 def test_absorbed_form_is_the_form_with_heads():
     """R16: writer, absorbed queries, attention and W_UV together against the multi-head form, in float64."""
     heads, latent, rope, nope, value = 4, 64, 16, 24, 32
-    step = Step([DRAFT, (0, 40, 1)], padded=0)
+    step, dtype = Step([DRAFT, (0, 40, 1)], padded=0), narrow_on_gpu()
     rng = np.random.default_rng(3)
     w_uk, w_uv = rng.standard_normal((heads, nope, latent)) / 8, rng.standard_normal((heads, latent, value)) / 8
     q_nope, q_pe = rng.standard_normal((step.num_tokens, heads, nope)), rng.standard_normal((step.num_tokens, heads, rope))
     latents, ropes = rng.standard_normal((step.num_tokens, latent)), rng.standard_normal((step.num_tokens, rope))
     scale = (nope + rope) ** -0.5 * 1.36889 ** 2  # that of the heads, with YaRN's factor
 
-    cache = step.cache([1, "BS", latent + rope], "float32")
+    cache = step.cache([1, "BS", latent + rope], dtype)
     direct = lambda name: getattr(ops, "folio_" + name)
-    write(direct, step, "decode_mla_write_cache", cache, tensor(latents, "float32"), tensor(ropes, "float32"), "none", 128, True)
+    write(direct, step, "decode_mla_write_cache", cache, tensor(latents, dtype), tensor(ropes, dtype), "none", 128, True)
     query = np.concatenate([np.einsum("thp,hpl->thl", q_nope, w_uk), q_pe], -1).reshape(step.num_tokens, -1)
-    out = array(attend(direct, step, cache, tensor(query, "float32"), scale, latent, "float32"))
+    out = array(attend(direct, step, cache, tensor(query, dtype), scale, latent, dtype))
     out = np.einsum("thl,hlv->thv", out.reshape(step.num_tokens, heads, latent), w_uv)
 
-    records = array(cache)
+    records, tolerance = array(cache), 2e-5 if dtype == "float32" else 2e-2
     for b in range(len(step.rows)):
         rows = slice(step.cu[b], step.cu[b + 1])
         past = np.stack([records[page, 0, offset] for page, offset in
@@ -184,7 +188,7 @@ def test_absorbed_form_is_the_form_with_heads():
         for h in range(heads):
             k = np.concatenate([c @ w_uk[h].T, k_pe], -1)
             q = np.concatenate([q_nope[rows, h], q_pe[rows, h]], -1)
-            np.testing.assert_allclose(out[rows, h], oracle.attention(q, k, c @ w_uv[h], scale), atol=2e-5, rtol=2e-5)
+            np.testing.assert_allclose(out[rows, h], oracle.attention(q, k, c @ w_uv[h], scale), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -6,8 +6,12 @@ import pytest
 
 import folio_paddle_ops as ops
 from formats import Format
+from paddle_devices import cpu_only
 from steps import DECODE, DRAFT, PROMPT, Step, array, tensor
 from test_append import Layer
+
+# The executor of a graph is the CPU's.
+pytestmark = cpu_only
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import paddle
 import pytest
 
 import folio_paddle_ops as ops
-from steps import CHUNK, DECODE, IDLE, INACTIVE, MIXED, PROMPT, Step, tensor
+from paddle_devices import cpu_only
+from steps import CHUNK, DECODE, IDLE, INACTIVE, MIXED, PROMPT, Step, on_host, tensor
 
 ENC_BLOCK, DEC_BLOCK, GROUP, PAGE = 64, 16, 8, 16
 
@@ -38,11 +39,14 @@ class Outputs:
         def made(n):
             return tensor([-7] * n)
 
+        def of_host(n):
+            return on_host([-7] * n)
+
         self.decoder = made(size), made(size)
-        self.counts = made(1), made(1), made(1)  # cpu, device, chunk
-        self.maxima = made(9)
-        self.encoder, self.encoder_count = (made(size), made(size)), made(1)
-        self.kv, self.kv_count = (made(size), made(size)), made(1)
+        self.counts = of_host(1), made(1), made(1)  # cpu, device, chunk
+        self.maxima = of_host(9)
+        self.encoder, self.encoder_count = (made(size), made(size)), of_host(1)
+        self.kv, self.kv_count = (made(size), made(size)), of_host(1)
 
     def newest(self):
         return [*self.decoder, *self.counts, self.maxima, *self.encoder, self.encoder_count, *self.kv, self.kv_count]
@@ -76,14 +80,14 @@ def test_maxima(rows):
     step, out = Step(rows), Outputs()
     ops.folio_get_block_shape_and_split_kv_block(*step.lengths(), *out.newest(), ENC_BLOCK, DEC_BLOCK, GROUP, PAGE)
     assert out.maxima.numpy().tolist() == maxima(rows) + [-7] * 3
-    alone = tensor([-7] * 9)
+    alone = on_host([-7] * 9)
     chunks, fresh = ops.folio_max_lengths(*step.lengths(), alone)
     assert alone.numpy().tolist() == maxima(rows) + [-7] * 3
     assert chunks is any(min(e, d, t) > 0 for e, d, t in rows) and fresh is any(min(e, t) > 0 and not d for e, d, t in rows)
 
 
 def test_middle_signature(op):
-    step, out, max_len_kv = Step(MIXED), Outputs(), tensor([-7])
+    step, out, max_len_kv = Step(MIXED), Outputs(), on_host([-7])
     op("get_block_shape_and_split_kv_block_v2")(
         *step.lengths(), *out.decoder, out.counts[0], out.maxima, *out.encoder, out.encoder_count, *out.kv, out.kv_count,
         max_len_kv, ENC_BLOCK, DEC_BLOCK, GROUP, PAGE, 4)
@@ -119,6 +123,7 @@ print(kv_count.item(), kv_ids.numpy().tolist(), kv_tile_ids.numpy().tolist())
 """
 
 
+@cpu_only
 @pytest.mark.parametrize("backend, shape, group", [("MLA_ATTN", 64, 16), ("TRITON_MLA_ATTN", -1, 16), ("", -1, -1)])
 def test_tiles_of_mla(backend, shape, group):
     """
