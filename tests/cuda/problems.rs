@@ -34,8 +34,17 @@ fn tolerance(problem: &Problem) -> Tolerance {
 }
 
 pub fn assert_right(problem: &Problem, got: &Output) {
-    if let Err(difference) = compare_with_either(problem, got) {
-        panic!("{difference}\n{problem:?}");
+    assert_all_right(problem, std::slice::from_ref(got));
+}
+
+/// Every output is what the problem's is.
+#[track_caller]
+fn assert_all_right(problem: &Problem, outputs: &[Output]) {
+    let over_codes = dense::attention(problem);
+    for got in outputs {
+        if let Err(difference) = compare_with_either_of(problem, &over_codes, got) {
+            panic!("{difference}\n{problem:?}");
+        }
     }
 }
 
@@ -43,15 +52,22 @@ pub fn assert_right(problem: &Problem, got: &Output) {
 /// that they are read as, rounded to rows of q's type. Each has bounds over its own numbers; how far rounded rows are from the
 /// codes is in none.
 pub fn compare_with_either(problem: &Problem, got: &Output) -> Result<(), String> {
-    let over_codes = dense::attention(problem);
-    let of_codes = compare(problem, &over_codes, got, tolerance(problem));
+    compare_with_either_of(problem, &dense::attention(problem), got)
+}
+
+fn compare_with_either_of(
+    problem: &Problem,
+    over_codes: &[Vec<dense::Row>],
+    got: &Output,
+) -> Result<(), String> {
+    let of_codes = compare(problem, over_codes, got, tolerance(problem));
     if of_codes.is_ok() || problem.form == CacheForm::Plain {
         return of_codes;
     }
     let rounded = with_rounded_rows(problem);
     let over_rows = dense::attention(&rounded);
     for token in 0..over_codes.len() {
-        let of_codes = compare_token(problem, &over_codes, got, token, tolerance(problem));
+        let of_codes = compare_token(problem, over_codes, got, token, tolerance(problem));
         let of_rows = || {
             let tolerance = tolerance_of_rounded_rows(&rounded);
             compare_token(&rounded, &over_rows, got, token, tolerance)
@@ -288,13 +304,14 @@ pub fn many_requests() {
 
 /// With lengths on the host and on the device, planned for its window.
 fn assert_right_by_both_plans(session: &dyn Session, problem: &Problem) {
-    for lengths in [&HostMemory as &dyn Memory, &DeviceMemory] {
+    let layer = LayerData::new(&DeviceMemory, problem);
+    let outputs = [&HostMemory as &dyn Memory, &DeviceMemory].map(|lengths| {
         let handle = session.attention(problem.desc()).unwrap();
         let left = problem.window_to_plan_for();
         let planned = Planned::within(left, handle, &DeviceMemory, lengths, problem).unwrap();
-        let layer = LayerData::new(&DeviceMemory, problem);
-        assert_right(problem, &planned.run(&layer).unwrap());
-    }
+        planned.run(&layer).unwrap()
+    });
+    assert_all_right(problem, &outputs);
 }
 
 /// More requests than run at a time, which are cut into equal shares: of one length or of many, and within windows.
