@@ -38,7 +38,6 @@ pub fn assert_right(problem: &Problem, got: &Output) {
 }
 
 /// Every output is what the problem's is.
-#[track_caller]
 fn assert_all_right(problem: &Problem, outputs: &[Output]) {
     let over_codes = dense::attention(problem);
     for got in outputs {

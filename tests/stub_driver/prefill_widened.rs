@@ -282,7 +282,8 @@ pub fn without_fp8_products() {
     }
 }
 
-/// Keys in 16 bits on pages that no box has are copied for many rows, else loaded one by one.
+/// Keys in 16 bits on pages that no box has are copied for many rows, else loaded one by one; for fewer rows where tiles are
+/// wider than those of the problem.
 pub fn small_pages() {
     let recorder = recorder();
     for dtype in [DType::BF16, DType::F16] {
@@ -291,12 +292,13 @@ pub fn small_pages() {
             num_kv_heads: 8,
             ..prompts(3, [dtype; 3])
         };
-        let uneven = AttentionDesc {
-            head_dim_qk: 96,
-            head_dim_vo: 96,
+        let of_width = |head_dim| AttentionDesc {
+            head_dim_qk: head_dim,
+            head_dim_vo: head_dim,
             ..many
         };
-        for (desc, rows, few_rows) in [(many, 1000, 280), (uneven, 1000, 280)] {
+        for (head_dim, rows, few_rows) in [(128, 790, 770), (96, 790, 770), (192, 480, 450)] {
+            let desc = of_width(head_dim);
             let name = planned(desc, rows).attention.kernel().to_owned();
             assert!(name.ends_with("_ragged_copied_from_pages"), "{name}");
             let args = arguments(&desc, rows.into());

@@ -563,8 +563,8 @@ fn row_dtype(desc: &AttentionDesc) -> DType {
 /// tile saves a tenth of its time; where tiles are wider than rows, a fifth to a third of it (2 × 172 on 4633 with 64 / 8 heads of
 /// 160 over pages of one token take 135 µs copied, 229 one by one, on an H200).
 ///
-/// For what is copied these were chosen with [`least_products`], by 267 random batches of head dims from 64 to 256 over pages of one
-/// and four tokens: on average 0.3 to 1.3 % more than the faster way takes, by head dims.
+/// For what is copied in tiles of their own these were chosen with [`least_products`], by 249 random batches of head dims from 64 to
+/// 128 and of 256 over pages of one and four tokens: on average 0.3 to 0.8 % more than the faster way takes, by head dims.
 fn least_rows(desc: &AttentionDesc, beside: Beside) -> u64 {
     if desc.kv_format.form() != CacheForm::Plain {
         return 2 * TILE_OF_STORED;

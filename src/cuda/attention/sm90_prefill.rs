@@ -26,7 +26,7 @@ use crate::tensor::Tensor;
 /// 145 one at a time; of 256, 36.2 and 38.4).
 const MOST_STEPS_OF_SMALL: u32 = 8;
 
-/// Columns of the tiles whose rows may be those of a problem that has up to 31 fewer; wider ones are of 256.
+/// Columns of tiles up to which a problem of fewer has [`Beside::UnevenRows`].
 const MOST_OF_UNEVEN_ROWS: u32 = 128;
 
 /// The kernel of one warpgroup a tile and several CTAs a multiprocessor, beside the one of several warpgroups: while one CTA
@@ -90,9 +90,9 @@ pub(super) enum Beside {
     Portable,
     /// This one, which loads keys one by one with every tile of queries.
     Rows,
-    /// The same, where the problem's rows are no whole blocks of 64 columns.
+    /// The same, where the problem's rows are no whole blocks of 64 columns, in tiles of up to 128.
     UnevenRows,
-    /// The same, where tiles are wider than these by up to 120 columns: a third slower.
+    /// The same, in tiles of 256 columns for rows of 136 to 248: a third slower.
     WiderTiles,
 }
 
