@@ -39,8 +39,6 @@ enum FolioRunFlag {
     // k_scales, v_scales: [batch_size][num_kv_heads]. (0x100 and 0x200 are query_type.h's.)
     FOLIO_RUN_K_SCALES_OF_REQUESTS = 0x400,
     FOLIO_RUN_V_SCALES_OF_REQUESTS = 0x800,
-    // Hopper prefill: factors of v are left out of rows that are not split, see widen/round_outputs.cu.
-    FOLIO_RUN_ROUNDED_LATER = 0x1000,
     // The sum that the run is added to ends with it: afterwards its lse is -inf, for the next one.
     FOLIO_RUN_ENDS_SUM = 0x4000,
 };

@@ -29,22 +29,5 @@ struct FolioWidenParams {
     float *units;  // that the first launch sets to the least
 };
 
-// kernels/widen/round_outputs.cu: outputs in fp8, from rows that have no factor of v yet.
-struct FolioRoundOutputsParams {
-    FolioPlanView plan;
-    const void *rows;       // [token][num_qo_heads], rows of row_pieces, of fp16
-    FolioRows o;            // fp8
-    const float *v_scales;  // as FolioAttentionParams has them
-    float v_scale, o_scale;
-    folio_i32 v_scales_stride;
-    folio_u32 num_tokens;  // that o has and there are rows for
-    FolioDivisor num_heads, pieces;
-    folio_u32 row_pieces;  // of 8 elements: a row has at least as many as one of o
-    folio_u32 group_size;
-    folio_u32 o_dtype;  // FolioDtype
-    folio_u32 flags;    // FolioRunFlag
-};
-
-// The numbers of src/cuda/widen_params.rs.
+// The number of src/cuda/widen_params.rs.
 static_assert(sizeof(FolioWidenParams) == 304, "widening");
-static_assert(sizeof(FolioRoundOutputsParams) == 176, "outputs in fp8");

@@ -20,8 +20,6 @@ pub const MM_PREFIX_IN_WINDOW: u32 = 16;
 pub const K_SCALES_OF_REQUESTS: u32 = 0x400;
 /// `FOLIO_RUN_V_SCALES_OF_REQUESTS`.
 pub const V_SCALES_OF_REQUESTS: u32 = 0x800;
-/// `FOLIO_RUN_ROUNDED_LATER`.
-pub const ROUNDED_LATER: u32 = 0x1000;
 /// `FOLIO_RUN_ENDS_SUM`.
 pub const ENDS_SUM: u32 = 0x4000;
 /// `FOLIO_QUERIES_E4M3` of `kernels/params/query_type.h`.
@@ -347,7 +345,6 @@ const _: () = {
         MM_PREFIX_IN_WINDOW,
         K_SCALES_OF_REQUESTS,
         V_SCALES_OF_REQUESTS,
-        ROUNDED_LATER,
         ENDS_SUM,
         QUERIES_E4M3,
         QUERIES_E5M2,

@@ -54,7 +54,7 @@ pub struct PrefillParams {
     pub packing: Packing,
     pub row_alignment: u32,
     pub page_size: Divisor,
-    pub reserved: u32,
+    pub o_dtype: u32,
     pub sum: SumParams,
     pub context_indptr: u64,
 }

@@ -38,29 +38,5 @@ pub struct WidenParams {
     pub units: u64,
 }
 
-/// `FolioRoundOutputsParams`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)]
-pub struct RoundOutputsParams {
-    pub plan: PlanView,
-    pub rows: u64,
-    pub o: Rows,
-    pub v_scales: u64,
-    pub v_scale: f32,
-    pub o_scale: f32,
-    pub v_scales_stride: i32,
-    pub num_tokens: u32,
-    pub num_heads: Divisor,
-    pub pieces: Divisor,
-    pub row_pieces: u32,
-    pub group_size: u32,
-    pub o_dtype: u32,
-    pub flags: u32,
-}
-
-/// The numbers of the `static_assert`s at the end of `kernels/params/widen.h`.
-const _: () = {
-    assert!(size_of::<WidenParams>() == 304);
-    assert!(size_of::<RoundOutputsParams>() == 176);
-};
+/// The number of the `static_assert` at the end of `kernels/params/widen.h`.
+const _: () = assert!(size_of::<WidenParams>() == 304);

@@ -31,6 +31,7 @@ mod mla_cache;
 mod mla_context;
 mod mla_few;
 mod operators;
+mod outputs;
 mod prefill_logits;
 mod prefill_rows;
 mod prefill_widened;
@@ -117,6 +118,12 @@ fn main() -> ExitCode {
         case("prefill_rows_strides", (), prefill_rows::strides),
         case("prefill_rows_odd_lengths", (), prefill_rows::odd_lengths),
         case("prefill_rows_layers", (), prefill_rows::layers),
+        case("prefill_rows_masks", (), prefill_rows::masks),
+        case(
+            "prefill_rows_masks_of_split_keys",
+            (),
+            prefill_rows::masks_of_split_keys,
+        ),
         case("prefill_rows_long", (), prefill_rows::long),
         case("prefill_rows_waves", (), prefill_rows::waves),
         case("prefill_widened_widths", (), prefill_widened::widths),
@@ -145,6 +152,13 @@ fn main() -> ExitCode {
             prefill_widened::fp8_queries_splits,
         ),
         case("prefill_widened_copies", (), prefill_widened::copies),
+        case("prefill_widened_masks", (), prefill_widened::masks),
+        case("prefill_outputs", (), outputs::outputs),
+        case(
+            "prefill_outputs_of_widened_keys",
+            (),
+            outputs::of_widened_keys,
+        ),
         case(
             "prefill_widened_forms_widths",
             (),

@@ -18,7 +18,7 @@ use proptest::test_runner::{Config, TestRunner};
 /// tile of the kernels of many rows.
 type Shape = ((u32, u32), (u32, u32), &'static [(u32, u32)]);
 
-const MANY_ROWS: [Shape; 6] = [
+const MANY_ROWS: [Shape; 8] = [
     (
         (4, 1),
         (64, 64),
@@ -33,6 +33,8 @@ const MANY_ROWS: [Shape; 6] = [
     ((6, 3), (192, 128), &[(70, 300), (1, 700), (33, 33)]),
     ((4, 2), (256, 256), &[(90, 200), (1, 333), (5, 2)]),
     ((5, 1), (128, 128), &[(40, 1000), (40, 40)]),
+    ((4, 2), (96, 96), &[(90, 300), (1, 333), (33, 5)]),
+    ((8, 2), (160, 160), &[(60, 300), (1, 70), (33, 33)]),
 ];
 
 /// Few rows, over more keys than all warps of a block take at once.
@@ -96,20 +98,26 @@ fn random_masks(cases: u32, shapes: &'static [Shape]) {
         }
     });
     let storages = prop_oneof![3 => paged, 1 => Just(Storage::Ragged)];
+    let fp8 = prop::sample::select(vec![None, None, Some(DType::F8E4M3), Some(DType::F8E5M2)]);
     let problems = (
         prop::sample::select(shapes),
         (layers(), any::<u8>()),
         storages,
-        any::<bool>(),
+        (any::<bool>(), fp8),
         any::<u64>(),
     )
-        .prop_map(|(shape, (layer, wanted), storage, is_half, seed)| Problem {
-            storage,
-            seed,
-            ..problem(shape, masked(layer, wanted)).of(match is_half {
+        .prop_map(|(shape, (layer, wanted), storage, (is_half, fp8), seed)| {
+            let q_dtype = match is_half {
                 true => DType::F16,
                 false => DType::BF16,
-            })
+            };
+            let problem = problem(shape, masked(layer, wanted)).of(q_dtype);
+            Problem {
+                storage,
+                seed,
+                kv_dtype: fp8.unwrap_or(q_dtype),
+                ..problem
+            }
         });
     let mut runner = TestRunner::new(Config {
         source_file: Some(file!()),
@@ -124,11 +132,11 @@ fn random_masks(cases: u32, shapes: &'static [Shape]) {
 }
 
 pub fn masks_of_many_rows() {
-    random_masks(120, &MANY_ROWS);
+    random_masks(200, &MANY_ROWS);
 }
 
 pub fn masks_of_few_rows() {
-    random_masks(200, &FEW_ROWS);
+    random_masks(300, &FEW_ROWS);
 }
 
 /// Every pattern in both forms, with every count of columns, and what else decides about a key.
@@ -162,7 +170,7 @@ pub fn custom_masks() {
                     lse: Some(LogBase::Two),
                     ..Layer::plain()
                 };
-                for shapes in [&MANY_ROWS, &FEW_ROWS] {
+                for shapes in [&MANY_ROWS[..], &FEW_ROWS] {
                     let problem = problem(shapes[number % shapes.len()], layer.clone());
                     let got = solve(&*session, &DeviceMemory, &problem).unwrap();
                     assert_right(&problem, &got);

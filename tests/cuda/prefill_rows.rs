@@ -3,13 +3,15 @@
 
 use crate::common::door::Session;
 use crate::common::instance::solve;
-use crate::common::problem::{Gaps, HeadScales, Layer, MaskKind, MemoryShape, Problem, Storage};
+use crate::common::problem::{
+    Alibi, Gaps, HeadScales, Layer, MaskKind, MemoryShape, Pattern, Problem, Storage,
+};
 use crate::gpu::DeviceMemory;
 use crate::problems::{assert_right, paged, session};
 use folio::dtype::DType;
 use folio::problem::KvLayout;
 
-const DIMS: [(u32, u32); 4] = [(64, 64), (128, 128), (192, 128), (256, 256)];
+const DIMS: [(u32, u32); 5] = [(64, 64), (128, 128), (160, 160), (192, 128), (256, 256)];
 
 const TYPES: [(DType, DType); 6] = [
     (DType::BF16, DType::BF16),
@@ -161,6 +163,87 @@ pub fn layers() {
                     check(&*session, &problem);
                 }
             }
+        }
+    }
+}
+
+/// Masks that positions do not say, ranges and biases by distance, at head_dims with kernels of their own for them and at those
+/// between: pages that no box has, and where these kernels are the only ones, pages of 16 and ragged rows.
+pub fn masks() {
+    let session = session();
+    let layers = [
+        Layer {
+            mask: MaskKind::Bits(Pattern::Random(0.5)),
+            window: Some((90, 0)),
+            ..Layer::plain()
+        },
+        Layer {
+            mask: MaskKind::Bytes(Pattern::Tree),
+            sinks: true,
+            k_scales: HeadScales::PerHead,
+            v_scales: HeadScales::PerHead,
+            ..Layer::plain()
+        },
+        Layer {
+            mm_prefix_ranges: 3,
+            logits_soft_cap: 5.0,
+            ..Layer::plain()
+        },
+        Layer {
+            mask: MaskKind::CausalByRequest,
+            ..Layer::plain()
+        },
+        Layer {
+            alibi: Some(Alibi::Sqrt),
+            ..Layer::plain()
+        },
+    ];
+    let storages = [
+        paged(1, KvLayout::Nhd),
+        paged(16, KvLayout::Nhd),
+        Storage::Ragged,
+        paged(3, KvLayout::Hnd),
+    ];
+    let others = [(40, 56), (96, 96), (120, 128), (136, 144), (224, 224)];
+    let mut turn = 0;
+    for dims in DIMS.into_iter().chain(others) {
+        for types in TYPES {
+            for layer in &layers {
+                let (heads, kv_heads) = [(3, 3), (4, 2), (16, 1)][turn % 3];
+                let problem = Problem {
+                    storage: storages[turn % storages.len()],
+                    layer: layer.clone(),
+                    kv_dtype: types.1,
+                    head_dim_vo: dims.1,
+                    ..Problem::plain(&LENS)
+                        .of(types.0)
+                        .heads(heads, kv_heads, dims.0)
+                };
+                check(&*session, &problem);
+                turn += 1;
+            }
+        }
+    }
+}
+
+/// The same over split keys: parts begin where a step need not.
+pub fn masks_of_split_keys() {
+    let session = session();
+    for dims in DIMS {
+        for types in TYPES {
+            let problem = Problem {
+                layer: Layer {
+                    mask: MaskKind::Bits(Pattern::Tree),
+                    ..Layer::plain()
+                },
+                storage: paged(1, KvLayout::Nhd),
+                kv_dtype: types.1,
+                head_dim_vo: dims.1,
+                ..Problem::plain(&[(64, 3000), (20, 70)])
+                    .of(types.0)
+                    .heads(4, 1, dims.0)
+            };
+            check(&*session, &problem);
         }
     }
 }

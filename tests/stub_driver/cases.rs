@@ -315,6 +315,13 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
+    case(
+        "launch_prefill_few_rows_of_long_queries",
+        BACKEND,
+        prefill_rows::few_rows_of_long_queries,
+    ),
+    case("launch_prefill_masks", BACKEND, prefill_rows::masks),
+    case("launch_prefill_outputs", BACKEND, prefill_rows::outputs),
     case("launch_mixed_by_the_batch", BACKEND, mixed::decodes_apart),
     case("launch_mixed_with_drafts", BACKEND, mixed::drafts_apart),
     case("launch_mixed_of_a_graph", BACKEND, mixed::of_a_graph),

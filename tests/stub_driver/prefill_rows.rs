@@ -5,7 +5,7 @@ use folio::api::BatchInput;
 use folio::cuda::params::GenericParams;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
-use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask};
 use folio::tensor::Tensor;
 
 use crate::fixture::{DIM, HEADS, Handle, OURS, at, context, desc, host_tensor};
@@ -63,9 +63,14 @@ fn cache(address: usize, dtype: DType, kv: KvStorage, apart: i64) -> Tensor {
 
 /// The first choice, and the launch of a run of two requests of 40 rows, which no decode has, and 64 keys.
 fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
+    run_under(desc, k, v, Mask::Causal)
+}
+
+fn run_under(desc: AttentionDesc, k: Tensor, v: Tensor, mask: Mask) -> (String, Launched) {
     let dim = i64::from(desc.head_dim_qk);
     let recorder = Recorder::new();
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
     recorder.expect::<GenericParams>("folio_attention");
     let mut handle = Handle::of(&context(), desc).unwrap();
@@ -84,8 +89,11 @@ fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
         batch.block_table = host_tensor(&ids, &[2, i64::from(columns)]);
         handle.plan(&batch, OURS).unwrap();
     }
-    let rows = |address| at(address, DType::BF16, &[80, i64::from(HEADS), dim], None);
-    let args = AttentionArgs::new(rows(Q), k, v, rows(O));
+    let rows = |address, dtype| at(address, dtype, &[80, i64::from(HEADS), dim], None);
+    let args = AttentionArgs {
+        mask,
+        ..AttentionArgs::new(rows(Q, DType::BF16), k, v, rows(O, desc.o_dtype))
+    };
     recorder.forget();
     handle.attention.run(&args, OURS).unwrap();
     let launch = recorder.launches().swap_remove(0);
@@ -219,6 +227,103 @@ pub fn portable_takes_the_rest() {
         for (k, v) in [(even, skew), (skew, even)] {
             let (_, launch) = run(desc, k, v);
             assert_eq!(launch.name(), "folio_attention");
+        }
+    }
+}
+
+/// The same head dims everywhere.
+fn of_width(desc: AttentionDesc, dim: u32) -> AttentionDesc {
+    AttentionDesc {
+        head_dim_qk: dim,
+        head_dim_vo: dim,
+        ..desc
+    }
+}
+
+fn cache_of_width(address: usize, desc: &AttentionDesc) -> Tensor {
+    let (heads, dim) = (i64::from(HEADS), i64::from(desc.head_dim_qk));
+    let dtype = desc.kv_format.element;
+    match desc.kv {
+        KvStorage::Ragged => at(address, dtype, &[2 * 64, heads, dim], None),
+        KvStorage::Paged { page_size, .. } => {
+            at(address, dtype, &[PAGES, page_size.into(), heads, dim], None)
+        }
+    }
+}
+
+/// Few rows in handles of long queries: where those are copied or widened in tiles of 192 rows, others are as wide.
+pub fn few_rows_of_long_queries() {
+    for (dim, kv_dtype, tile) in [
+        (96, DType::BF16, 192),
+        (144, DType::BF16, 192),
+        (160, DType::BF16, 192),
+        (160, DType::F8E4M3, 192),
+        (192, DType::BF16, 128),
+    ] {
+        let desc = of_width(prompts(pages(1), kv_dtype), dim);
+        let [k, v] = [K, V].map(|address| cache_of_width(address, &desc));
+        let (_, launch) = run(desc, k, v);
+        assert_eq!(launch.name(), "folio_prefill_sm90_rows", "{dim}");
+        assert_eq!(launch.block[0], 128 * (tile / 64 + 1));
+    }
+}
+
+/// Runs under masks that positions do not say: by boxes where there is a kernel for such rows, else row by row, whatever the
+/// cache's pages and its type.
+pub fn masks() {
+    let custom = || Mask::Bytes(at(O, DType::U8, &[2 * 40 * 64], None));
+    let (bf16, e4m3) = (DType::BF16, DType::F8E4M3);
+    for (dim, kv, kv_dtype, taken) in [
+        (128, pages(16), bf16, "folio_prefill_sm90_masked"),
+        (64, pages(16), bf16, "folio_prefill_sm90_masked"),
+        (96, RAGGED, bf16, "folio_prefill_sm90_masked"),
+        (96, pages(16), bf16, "folio_prefill_sm90_rows"),
+        (160, pages(16), bf16, "folio_prefill_sm90_rows"),
+        (160, RAGGED, bf16, "folio_prefill_sm90_rows"),
+        (224, pages(16), bf16, "folio_prefill_sm90_rows"),
+        (64, pages(1), bf16, "folio_prefill_sm90_rows"),
+        (128, pages(1), bf16, "folio_prefill_sm90_rows"),
+        (160, pages(3), bf16, "folio_prefill_sm90_rows"),
+        (256, pages(1), bf16, "folio_prefill_sm90_rows"),
+        (64, pages(16), e4m3, "folio_prefill_sm90_rows"),
+        (128, pages(1), e4m3, "folio_prefill_sm90_rows"),
+        (256, RAGGED, e4m3, "folio_prefill_sm90_rows"),
+        // Bits of masks would spill beside rows that are converted.
+        (160, pages(16), e4m3, "folio_attention"),
+    ] {
+        let desc = of_width(prompts(kv, kv_dtype), dim);
+        let [k, v] = [K, V].map(|address| cache_of_width(address, &desc));
+        for mask in [
+            custom(),
+            Mask::CausalByRequest(at(O, DType::U8, &[2], None)),
+        ] {
+            let (_, launch) = run_under(desc, k, v, mask);
+            assert_eq!(launch.name(), taken, "{dim}, {kv:?}, {kv_dtype:?}");
+        }
+    }
+}
+
+/// Outputs of every type are the same kernels': they are told which.
+pub fn outputs() {
+    for (o_dtype, code) in [
+        (DType::BF16, 2),
+        (DType::F32, 0),
+        (DType::F8E4M3, 3),
+        (DType::F8E5M2, 4),
+    ] {
+        for (kv, taken) in [
+            (pages(16), "folio_prefill_sm90"),
+            (pages(1), "folio_prefill_sm90_rows"),
+            (RAGGED, "folio_prefill_sm90"),
+        ] {
+            let desc = AttentionDesc {
+                o_dtype,
+                ..prompts(kv, DType::BF16)
+            };
+            let [k, v] = [K, V].map(|address| cache_of_width(address, &desc));
+            let (_, launch) = run(desc, k, v);
+            assert_eq!(launch.name(), taken);
+            assert_eq!(launch.params::<PrefillParams>().o_dtype, code);
         }
     }
 }

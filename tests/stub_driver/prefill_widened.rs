@@ -2,10 +2,10 @@
 //! goes from one to the next.
 
 use folio::api::BatchInput;
-use folio::cuda::params::{GenericParams, MergeStatesParams, ROUNDED_LATER, V_SCALES_OF_REQUESTS};
+use folio::cuda::params::{GenericParams, MergeStatesParams, V_SCALES_OF_REQUESTS};
 use folio::cuda::prefill_params::PrefillParams;
 use folio::cuda::stored_params::{StoredAttentionParams, StoredWidenParams};
-use folio::cuda::widen_params::{RoundOutputsParams, WidenParams};
+use folio::cuda::widen_params::WidenParams;
 use folio::dtype::DType;
 use folio::problem::{
     AttentionArgs, AttentionDesc, CacheForm, Kind, KvLayout, KvStorage, Mask, Window,
@@ -80,8 +80,8 @@ fn recorder() -> Recorder {
         recorder.expect::<WidenParams>(&format!("folio_widen_{kernel}"));
     }
     recorder.expect::<WidenParams>("folio_copy_rows");
-    recorder.expect::<RoundOutputsParams>("folio_round_outputs");
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
     recorder.expect::<GenericParams>("folio_attention");
     recorder
@@ -104,6 +104,13 @@ fn under_a_window(args: &AttentionArgs) -> AttentionArgs {
             left: Some(100),
             right: None,
         },
+        ..*args
+    }
+}
+
+fn under_a_mask(args: &AttentionArgs, rows: i64) -> AttentionArgs {
+    AttentionArgs {
+        mask: Mask::Bytes(at(O, DType::U8, &[2 * rows * 1000], None)),
         ..*args
     }
 }
@@ -150,44 +157,36 @@ pub fn keys_in_fp8() {
     }
 }
 
-/// Queries in fp8 become rows of fp16 too. Outputs in fp8 are rounded from what was written over those.
+/// Queries in fp8 become rows of fp16 too. The kernel over rows writes outputs of any type.
 pub fn queries_in_fp8() {
     let recorder = recorder();
-    for (types, kernel) in [
-        (
-            [E4M3, E4M3, DType::BF16],
-            "f16_obf16_d128_q128_ragged_widened_from_float8_e4m3",
-        ),
-        (
-            [E5M2, E4M3, DType::F16],
-            "f16_d128_q128_ragged_widened_from_float8_e4m3",
-        ),
-        (
-            [E4M3, E5M2, E5M2],
-            "f16_d128_q128_ragged_widened_from_float8_e5m2",
-        ),
+    for (types, kernel, o_dtype) in [
+        ([E4M3, E4M3, DType::BF16], "float8_e4m3", 2),
+        ([E5M2, E4M3, DType::F16], "float8_e4m3", 1),
+        ([E4M3, E5M2, E5M2], "float8_e5m2", 4),
+        ([E4M3, E4M3, DType::F32], "float8_e4m3", 0),
     ] {
-        let rounds = types[2].is_fp8();
+        let o_scale = if types[2].is_fp8() { 0.5 } else { 1.0 };
         let of_requests = at(V_SCALES, DType::F32, &[2, HEADS.into()], None);
         let desc = prompts(16, types);
         let handle = planned(desc, 1000);
         let name = handle.attention.kernel();
-        assert!(name.ends_with(kernel), "{name}");
+        let suffix = format!("f16_d128_q128_ragged_widened_from_{kernel}");
+        assert!(name.ends_with(&suffix), "{name}");
         let args = AttentionArgs {
             v_scale: 3.0,
             v_scales: Some(of_requests),
-            o_scale: if rounds { 0.5 } else { 0.0 },
+            o_scale,
             ..arguments(&desc, 1000)
         };
         let launches = launches(&recorder, &handle, &args);
-        let mut expected = vec![
+        let expected = [
             "folio_widen_places",
             "folio_widen_rows",
             "folio_widen_queries",
             "folio_prefill_sm90",
         ];
-        expected.extend(rounds.then_some("folio_round_outputs"));
-        assert_eq!(names(&launches)[..expected.len()], expected);
+        assert_eq!(names(&launches)[..4], expected);
         let dependent: Vec<_> = launches[..4].iter().map(|l| l.dependent).collect();
         assert_eq!(dependent, [0, 1, 1, 1]);
         let widened = launches[2].params::<WidenParams>();
@@ -199,27 +198,17 @@ pub fn queries_in_fp8() {
         assert!(widened.q_rows >= widened.v_rows + 2080 * row);
         assert!(widened.first_row >= widened.q_rows + 2000 * row);
         assert_eq!(launches[3].maps()[0].address, widened.q_rows);
-        let taken = launches[3].params::<PrefillParams>().attention;
-        // Split rows have the factors of v at once.
+        let params = launches[3].params::<PrefillParams>();
+        assert_eq!(params.o_dtype, o_dtype);
+        let taken = params.attention;
+        assert_eq!((taken.o.data, taken.o_scale), (O as u64, o_scale));
         assert_eq!((taken.v_scale, taken.v_scales), (3.0, V_SCALES as u64));
-        let flags = V_SCALES_OF_REQUESTS | if rounds { ROUNDED_LATER } else { 0 };
-        assert_eq!(taken.flags & (V_SCALES_OF_REQUESTS | ROUNDED_LATER), flags);
-        if !rounds {
-            assert_eq!(taken.o.data, O as u64);
-            continue;
-        }
-        assert_eq!(taken.o.data, widened.q_rows);
-        let rounded = launches[4].params::<RoundOutputsParams>();
-        assert_eq!(rounded.v_scales, V_SCALES as u64);
-        assert_eq!(rounded.flags & V_SCALES_OF_REQUESTS, V_SCALES_OF_REQUESTS);
-        assert_eq!((rounded.rows, rounded.o.data), (widened.q_rows, O as u64));
-        assert_eq!((rounded.v_scale, rounded.o_scale), (3.0, 0.5));
-        assert_eq!((rounded.o_dtype, rounded.num_tokens), (4, 2000));
+        let of_requests = taken.flags & V_SCALES_OF_REQUESTS;
+        assert_eq!(of_requests, V_SCALES_OF_REQUESTS);
     }
 }
 
-/// Which queries in fp8 do not: windows over many more keys than rows, outputs in fp32, few rows, and rows that do not start
-/// at 8 bytes.
+/// Which queries in fp8 do not: windows over many more keys than rows, few rows, and rows that do not start at 8 bytes.
 pub fn portable_takes_other_queries_in_fp8() {
     let recorder = recorder();
     let desc = prompts(16, [E4M3, E4M3, DType::BF16]);
@@ -229,31 +218,23 @@ pub fn portable_takes_other_queries_in_fp8() {
         q: at(Q + 4, E4M3, args.q.shape(), None),
         ..args
     };
-    let to_f32 = AttentionDesc {
-        o_dtype: DType::F32,
-        ..desc
-    };
-    // Of these there is a kernel, but for keys in two parts.
-    let of_split_keys = AttentionDesc {
-        head_dim_qk: 192,
-        ..to_f32
-    };
     for (handle, args) in [
         (&planned(desc, 300), under_a_window(&arguments(&desc, 300))),
         (&long, skewed),
         (&planned(desc, 100), arguments(&desc, 100)),
-        (&planned(to_f32, 1000), arguments(&to_f32, 1000)),
-        (
-            &planned(of_split_keys, 1000),
-            arguments(&of_split_keys, 1000),
-        ),
     ] {
         let launches = launches(&recorder, handle, &args);
         assert_eq!(launches[0].name(), "folio_attention");
     }
+    let other_widths = AttentionDesc {
+        head_dim_qk: 192,
+        ..desc
+    };
     for (handle, args) in [
         (&long, under_a_window(&args)),
+        (&long, under_a_mask(&args, 1000)),
         (&planned(desc, 300), arguments(&desc, 300)),
+        (&planned(other_widths, 1000), arguments(&other_widths, 1000)),
     ] {
         let launches = launches(&recorder, handle, &args);
         assert_eq!(launches[2].name(), "folio_widen_queries");
@@ -283,7 +264,7 @@ pub fn without_fp8_products() {
 }
 
 /// Keys in 16 bits on pages that no box has are copied for many rows, else loaded one by one; for fewer rows where tiles are
-/// wider than those of the problem.
+/// wider than those of the problem. A mask changes nothing of that.
 pub fn small_pages() {
     let recorder = recorder();
     for dtype in [DType::BF16, DType::F16] {
@@ -316,6 +297,16 @@ pub fn small_pages() {
             assert_eq!(few[0].name(), "folio_prefill_sm90_rows");
             let windowed = launches(&recorder, &planned(desc, rows), &under_a_window(&args));
             assert_eq!(windowed[0].name(), "folio_prefill_sm90_rows");
+            let masked = under_a_mask(&args, rows.into());
+            let masked = launches(&recorder, &planned(desc, rows), &masked);
+            assert_eq!(
+                names(&masked)[1..3],
+                ["folio_copy_rows", "folio_prefill_sm90_masked"]
+            );
+            let masked = under_a_mask(&arguments(&desc, few_rows.into()), few_rows.into());
+            let masked = launches(&recorder, &planned(desc, few_rows), &masked);
+            assert_eq!(masked[0].name(), "folio_prefill_sm90_rows");
+            assert_eq!(masked[0].maps().len(), 1);
         }
     }
 }
@@ -473,11 +464,7 @@ pub fn forms_portably() {
     let name = handle.attention.kernel();
     assert!(name.ends_with("_widened_from_channel_scales"), "{name}");
     let args = arguments_over(&desc, 1000);
-    let custom = AttentionArgs {
-        mask: Mask::Bytes(at(O, DType::U8, &[2 * 1000 * 1000], None)),
-        ..args
-    };
-    for args in [args, custom] {
+    for args in [args, under_a_mask(&args, 1000)] {
         let launches = launches(&recorder, &handle, &args);
         let expected = [
             "folio_widen_places",

@@ -160,11 +160,11 @@ private:
             const u64 row = addresses.of_piece(piece, rows.lane);
             const u8 *source = reinterpret_cast<const u8 *>(row) + column;
 #pragma unroll
-            for (u32 block = 0; block < DIM / 64; ++block) {
+            for (u32 block = 0; block < column_blocks(DIM); ++block) {
 #pragma unroll
                 for (u32 part = 0; part < 16; part += BYTES) {
                     const bool exists = row != 0 && column + 64 * block + part < row_bytes;
-                    cp_async<BYTES>(raw + 512 * (piece * (DIM / 64) + block) + part, source + 64 * block + part,
+                    cp_async<BYTES>(raw + 512 * (piece * column_blocks(DIM) + block) + part, source + 64 * block + part,
                                     exists ? BYTES : 0);
                 }
             }
@@ -174,7 +174,7 @@ private:
     // 16 bytes become two chunks. Four are read before the first is converted: one by one, each would wait for shared memory.
     template <int DIM>
     __device__ __forceinline__ void convert(u32 tile) const {
-        constexpr u32 BLOCKS = DIM / 64, TOGETHER = BLOCKS < 4 && PIECES % (4 / BLOCKS) == 0 ? 4 / BLOCKS : 1;
+        constexpr u32 BLOCKS = column_blocks(DIM), TOGETHER = BLOCKS < 4 && PIECES % (4 / BLOCKS) == 0 ? 4 / BLOCKS : 1;
         // Swizzled: chunk c of row r of an atom lies at c ^ r.
         const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES * 2;
         u32 raw = this->raw(oldest.index), target = rows.shared + tile + row * 128 + ((chunk ^ row) << 4);

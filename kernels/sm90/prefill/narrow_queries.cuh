@@ -13,10 +13,11 @@ __device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
     return y;
 }
 
-// A thread of a warpgroup has half of a row. 16 bytes at a time: chunk `n` of the half.
+// A thread of a warpgroup has half of each block of a row's columns, of which the last may end in zeros. 16 bytes at a time:
+// chunk `n` of the halves.
 class QueryHalf {
 public:
-    static constexpr u32 CHUNKS = DIM_QK / 16;
+    static constexpr u32 CHUNKS = 4 * KEY_COLUMN_BLOCKS;
 
     __device__ __forceinline__ explicit QueryHalf(u32 queries)
         : row(threadIdx.x % WARPGROUP / 2), first(4 * (threadIdx.x % 2)), queries(queries + row * 128) {}

@@ -57,7 +57,7 @@ public:
         while (true) {
             State rows;
             TileSteps steps(params, *tile, group, power);
-            StepMask::begin(params, *tile, shared, steps.scale[0]);
+            StepMask::begin(params, *tile, shared, steps.scale);
             before.begin(rows, steps.scale);
             before.leave(params, *tile);
             first_step(*tile, steps, before, s, p, o, rows);
@@ -382,9 +382,11 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
     __syncthreads();
     wait_for_prerequisites();
     // The launch bound gives 384 threads 168 registers each, and 512 threads 128: 3 * 168 = 40 + 2 * 232 = 56 + 2 * 224
-    // = 72 + 2 * 216 and 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Scores of few keys leave some to those who load rows, and
-    // more to those who convert them; to find out what any mask shows takes the producer more.
-    constexpr bool SHIFTED = MASKED || OWN_KEYS || (KV_ROWS == KvRows::ROWS && BLOCK <= 80 && DIM_VO < 256);
+    // = 72 + 2 * 216 and 4 * 128 = 32 + 3 * 160 = 56 + 3 * 152. Those who load rows need some, those who convert them and those
+    // who find out what any mask shows need more: what outputs, scores and probabilities leave.
+    constexpr int ACCUMULATORS = DIM_VO / 2 + BLOCK / 2 + BLOCK / 4;
+    constexpr bool SHIFTED =
+        OWN_KEYS || (MASKED ? ACCUMULATORS <= 112 || CONSUMERS != 3 : !BY_BOXES && ACCUMULATORS <= 124);
     // One consumer warpgroup has what the producer leaves of 2 * 80 or of 2 * 128, by the CTAs of a multiprocessor.
     constexpr int ALL_REGISTERS = CONSUMERS == 3 ? 512 : CONSUMERS == 2 ? 504 : CTAS == 2 ? 256 : 160;
     constexpr int PRODUCER_REGISTERS = CTAS == 3                    ? (MASKED ? 40 : 24)

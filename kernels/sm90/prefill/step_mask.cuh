@@ -29,7 +29,7 @@ struct MaskedBlocks {
 // Masks by position: of a row's keys one range is seen.
 template <class Tile>
 struct WindowStep {
-    static __device__ __forceinline__ void begin(const FolioAttentionParams &, const Tile &, u32, float) {}
+    static __device__ __forceinline__ void begin(const FolioAttentionParams &, const Tile &, u32, const float (&)[2]) {}
 
     __device__ __forceinline__ void prepare(const FolioAttentionParams &, const Tile &, u32, const MaskedBlocks &,
                                             int) const {}
@@ -47,9 +47,9 @@ struct WindowStep {
 template <class Tile>
 class WordStep {
 public:
-    // At the start of a tile. `exponent` is what its logits are multiplied by later.
+    // At the start of a tile. `scale` is what the logits of the thread's rows are multiplied by later.
     static __device__ __forceinline__ void begin(const FolioAttentionParams &params, const Tile &tile, u32 shared,
-                                                 float exponent) {
+                                                 const float (&scale)[2]) {
         const Own own(shared);
 #pragma unroll
         for (int n = 0; n < WORDS_OF_LANE; ++n) {
@@ -64,7 +64,7 @@ public:
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const u32 head = tile.head_of(first_row() + 8 * r);
-            const float slope = -rule.slope(params, tile.request.index, head) * reciprocal_approx(exponent);
+            const float slope = -rule.slope(params, tile.request.index, head) * reciprocal_approx(scale[r]);
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(own.slope(r)), "f"(slope) : "memory");
         }
     }
@@ -128,7 +128,7 @@ private:
     }
     static __device__ __forceinline__ int column_of(int n) { return 32 * (threadIdx.x % ROW_WORDS); }
 
-    // logits.cuh's rule, for logits that are multiplied by the exponent later; the slope is divided by it, and negative.
+    // logits.cuh's rule, for logits that are multiplied by the scale later; the slope is divided by it, and negative.
     template <bool ROOT, int N>
     static __device__ __forceinline__ void add_bias(float (&s)[N], const Tile &tile, u32 shared, int block) {
         const int first_column = block * BLOCK + 2 * static_cast<int>(threadIdx.x % 4);

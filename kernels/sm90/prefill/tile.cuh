@@ -35,7 +35,6 @@ struct MathOf<e5m2> {
 
 using Query = FOLIO_Q;
 using Element = MathOf<FOLIO_KV>::Type;
-using Result = FOLIO_O;            // Query, or f32
 using Cache = CacheRows<Element>;  // rows of K and V in shared memory
 using Stored = CacheRows<FOLIO_KV>;
 static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
@@ -63,7 +62,6 @@ static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert"
 constexpr bool AFTER = FOLIO_AFTER;
 static_assert(!AFTER || (ROPE_DIM > 0 && KV_ROWS == KvRows::RAGGED), "contexts of MLA");
 constexpr bool MASKED = FOLIO_MASKED;  // what is seen does not follow from positions, or logits depend on distance
-static_assert(!MASKED || KV_ROWS != KvRows::ROWS, "masks are looked at where tensor maps load");
 static_assert(!MASKED || !OWN_KEYS, "what rows of several requests see does not depend on positions");
 // What logits are beside products times a factor. SOME: soft caps, by the way. CAPPED: all runs have one, of at most 64.
 // BIASED: all runs have ALiBi.
@@ -83,8 +81,7 @@ constexpr int TILE_RECORDS = OWN_KEYS ? CONSUMERS : 1, FULL_BARRIERS = OWN_KEYS 
 
 static_assert(DIM_QK % 16 == 0 && DIM_VO % 16 == 0 && BLOCK % 16 == 0);
 static_assert(ROPE_DIM == 0 || (ROPE_DIM == 64 && DIM_NOPE % 64 == 0), "rope columns are a block of columns");
-static_assert(!(COLUMNS_TOGETHER || CONVERTS) || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0),
-              "rows are whole blocks of columns");
+static_assert(!COLUMNS_TOGETHER || (DIM_QK % 64 == 0 && DIM_VO % 64 == 0), "rows are whole blocks of columns");
 static_assert(FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS == WARPGROUP * (CONSUMERS + 1));
 
 // Rows in shared memory lie in blocks of 64 columns, 128 bytes, which are swizzled in atoms of 8 rows. The last block of a
@@ -108,8 +105,9 @@ constexpr u32 COLUMN_BLOCK_BYTES = BLOCK * BLOCK_ROW_BYTES;
 constexpr u32 KEY_BYTES = KEY_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
 constexpr u32 VALUE_BYTES = VALUE_COLUMN_BLOCKS * COLUMN_BLOCK_BYTES;
 constexpr u32 STEP_BYTES = KEY_BYTES + VALUE_BYTES;
-// What is converted: K or V of a step as it is in the cache.
-constexpr u32 RAW_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(DIM_QK > DIM_VO ? DIM_QK : DIM_VO) : 0;
+// What is converted: K or V of a step as it is in the cache, in whole blocks of columns.
+constexpr int RAW_COLUMN_BLOCKS = KEY_COLUMN_BLOCKS > VALUE_COLUMN_BLOCKS ? KEY_COLUMN_BLOCKS : VALUE_COLUMN_BLOCKS;
+constexpr u32 RAW_BYTES = CONVERTS ? BLOCK * Stored::row_bytes(BLOCK_COLUMNS * RAW_COLUMN_BLOCKS) : 0;
 // What step_mask.cuh keeps of a tile, for every thread of the consumers: masks of rows, then slopes.
 constexpr int ROW_MASKS_OF_THREAD = BLOCK <= 64 ? 1 : 2;
 constexpr u32 ROW_MASK_BYTES = 16 * ROW_MASKS_OF_THREAD * WARPGROUP * CONSUMERS;

@@ -42,7 +42,12 @@ impl Candidates {
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Candidates> {
         let mut preferred = Vec::new();
         let mut missing = Features::default();
-        for candidate in special(loader, context, desc)? {
+        let special = Special {
+            loader,
+            context,
+            desc,
+        };
+        for candidate in special.kernels()? {
             match candidate {
                 Ok(kernel) => preferred.push(kernel),
                 Err(lacks) => missing = missing | lacks,
@@ -146,126 +151,170 @@ fn only_portable(run: &Run<'_>) -> Features {
         .and(Feature::ScoreBias, run.args.score_bias.is_some())
 }
 
-/// What there is for this device beside the portable kernel. On Hopper its kernels, of which few rows are decode's, as many as it
-/// has a row for, and many prefill's; elsewhere what makes plain rows of caches in other forms.
-fn special(
-    loader: &Loader,
-    context: &Context,
-    desc: &AttentionDesc,
-) -> Result<Vec<OrLacks<Box<dyn AttentionKernel>>>> {
-    fn boxed<K: AttentionKernel + 'static>(
-        loaded: OrLacks<K>,
-    ) -> OrLacks<Box<dyn AttentionKernel>> {
-        loaded.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>)
+type Found = OrLacks<Box<dyn AttentionKernel>>;
+
+fn boxed<K: AttentionKernel + 'static>(loaded: OrLacks<K>) -> Found {
+    loaded.map(|kernel| Box::new(kernel) as Box<dyn AttentionKernel>)
+}
+
+/// What there is for a problem and a device beside the portable kernel. On Hopper its kernels, of which few rows are decode's, as
+/// many as it has a row for, and many prefill's; elsewhere what makes plain rows of caches in other forms.
+struct Special<'a> {
+    loader: &'a Loader,
+    context: &'a Context,
+    desc: &'a AttentionDesc,
+}
+
+impl Special<'_> {
+    fn kernels(&self) -> Result<Vec<Found>> {
+        let desc = self.desc;
+        let is_stored = desc.kv_format.form() != CacheForm::Plain;
+        if !Arch::Sm90a.runs_on(self.context.device().compute_capability) {
+            return Ok(match is_stored {
+                true => vec![self.widened(Masks::ByPosition, Beside::Portable)?],
+                false => Vec::new(),
+            });
+        }
+        match (desc.kind, phase(desc)) {
+            _ if is_stored => self.over_other_forms(),
+            (Kind::Mla, phase) => self.mla(phase),
+            (_, Phase::Decode) => self.few_rows(),
+            (_, Phase::Prefill) => self.many_rows(),
+        }
     }
-    let is_stored = desc.kv_format.form() != CacheForm::Plain;
-    let widened = |beside| PrefillWidened::load(loader, context, desc, beside).map(boxed);
-    if !Arch::Sm90a.runs_on(context.device().compute_capability) {
-        return Ok(match is_stored {
-            true => vec![widened(Beside::Portable)?],
-            false => Vec::new(),
-        });
-    }
-    let decode = |keys| Sm90Decode::load(keys, Masks::ByPosition, loader, context, desc).map(boxed);
-    let few = |keys: &RecordSource| Sm90MlaFew::load(*keys, loader, context, desc).map(boxed);
-    let many = |variant| Sm90Mla::load(variant, loader, context, desc).map(boxed);
-    let prefill = |keys, masks| Sm90Prefill::load(keys, masks, loader, context, desc).map(boxed);
-    if is_stored {
-        let mut kernels = match packed_rows(desc) <= Sm90Decode::most_rows(false) {
-            true => vec![decode(KeySource::Tma)?, decode(KeySource::Gather)?],
+
+    fn over_other_forms(&self) -> Result<Vec<Found>> {
+        let mut kernels = match packed_rows(self.desc) <= Sm90Decode::most_rows(false) {
+            true => self.decode_by_position()?,
             false => Vec::new(),
         };
         // What decode takes, rows would not make faster.
         if !kernels.iter().any(OrLacks::is_ok) {
-            kernels.push(widened(Beside::Portable)?);
+            kernels.push(self.widened(Masks::ByPosition, Beside::Portable)?);
+            kernels.push(self.widened(Masks::Any, Beside::Portable)?);
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);
             }
         }
-        return Ok(kernels);
+        Ok(kernels)
     }
-    match (desc.kind, phase(desc)) {
-        (Kind::Mla, Phase::Decode) => Sm90MlaFew::sources(desc).iter().map(few).collect(),
-        (Kind::Mla, Phase::Prefill) if desc.kv_format.is_scaled() => {
-            Ok(vec![many(MlaVariant::Sm90Gather)?])
+
+    fn mla(&self, phase: Phase) -> Result<Vec<Found>> {
+        let few = |source: &RecordSource| {
+            Sm90MlaFew::load(*source, self.loader, self.context, self.desc).map(boxed)
+        };
+        let many =
+            |variant| Sm90Mla::load(variant, self.loader, self.context, self.desc).map(boxed);
+        match phase {
+            Phase::Decode => Sm90MlaFew::sources(self.desc).iter().map(few).collect(),
+            Phase::Prefill if self.desc.kv_format.is_scaled() => {
+                Ok(vec![many(MlaVariant::Sm90Gather)?])
+            }
+            Phase::Prefill => Ok(vec![many(MlaVariant::Sm90)?, many(MlaVariant::Sm90Gather)?]),
         }
-        (Kind::Mla, Phase::Prefill) => {
-            Ok(vec![many(MlaVariant::Sm90)?, many(MlaVariant::Sm90Gather)?])
+    }
+
+    /// Those without masks in memory have others for runs with them.
+    fn few_rows(&self) -> Result<Vec<Found>> {
+        let of_parts = Sm90Prefill::load_of_parts(self.loader, self.context, self.desc)?;
+        if let Some(of_parts) = of_parts {
+            return Ok(vec![boxed(Ok(of_parts))]);
         }
-        (_, Phase::Decode) => {
-            let load = |keys, masks| Sm90Decode::load(keys, masks, loader, context, desc);
-            let mut kernels = Vec::new();
-            let mut lack_masks = Vec::new();
-            for keys in [KeySource::Tma, KeySource::Gather] {
-                let kernel = load(keys, Masks::ByPosition)?;
-                if kernel.as_ref().is_ok_and(|kernel| !kernel.takes_masks()) {
-                    lack_masks.push(keys);
-                }
-                kernels.push(boxed(kernel));
+        let mut kernels = Vec::new();
+        let mut lack_masks = Vec::new();
+        for keys in [KeySource::Tma, KeySource::Gather] {
+            let kernel = self.decode(keys, Masks::ByPosition)?;
+            if kernel.as_ref().is_ok_and(|kernel| !kernel.takes_masks()) {
+                lack_masks.push(keys);
             }
-            for keys in lack_masks {
-                kernels.push(boxed(load(keys, Masks::Any)?));
-            }
-            if let Some(of_parts) = Sm90Prefill::load_of_parts(loader, context, desc)? {
-                kernels = vec![boxed(Ok(of_parts))];
-            }
-            Ok(kernels)
+            kernels.push(boxed(kernel));
         }
-        (_, Phase::Prefill) => {
-            let mut boxes = Vec::new();
-            if Sm90PrefillFp8::is_for(desc) {
-                boxes.push(boxed(Sm90PrefillFp8::load(loader, context, desc)?));
-                if boxes[0].is_ok() {
-                    return Ok(boxes);
-                }
+        for keys in lack_masks {
+            kernels.push(boxed(self.decode(keys, Masks::Any)?));
+        }
+        Ok(kernels)
+    }
+
+    fn many_rows(&self) -> Result<Vec<Found>> {
+        let desc = self.desc;
+        let mut kernels = Vec::new();
+        if Sm90PrefillFp8::is_for(desc) {
+            let products = boxed(Sm90PrefillFp8::load(self.loader, self.context, desc)?);
+            if products.is_ok() {
+                return Ok(vec![products]);
             }
-            let rows =
-                Sm90Prefill::load(KeySource::Gather, Masks::ByPosition, loader, context, desc)?;
+            kernels.push(products);
+        }
+        kernels.extend(self.prefill_under(Masks::ByPosition)?);
+        let masked = self.prefill_under(Masks::Any)?;
+        kernels.extend(masked.into_iter().filter(OrLacks::is_ok));
+        let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
+        if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {
+            // Not a multiple that a step of common caches would be coarse by.
+            let most_unit = match PrefillWidened::is_for(desc) {
+                true => MOST_COMMON_UNIT,
+                false => 0,
+            };
+            return Ok(that_take_items_of_the_first(desc, kernels, most_unit));
+        }
+        // Where both read keys once, prefill is up to 2.5 times as fast (20 to 64 rows on an H200; 64 requests of 4k and
+        // 32 rows, 3 %). Where both convert keys, decode is faster: up to 64 rows where it converts each once (head_dims up to
+        // 128: 1.3 to 2.3 times as fast over many keys, but 0.9 over few), up to 32 where each of its warps converts for
+        // itself. Where prefill reads keys more than once, decode is up to four times as fast.
+        let few = self.decode_by_position()?;
+        let converts = desc.kv_format.element != desc.q_dtype;
+        let decodes_first = !reads_keys_once
+            || (converts && packed_rows(desc) <= Sm90Decode::most_converting_rows(desc));
+        let (first, then) = match decodes_first {
+            true => (few, kernels),
+            false => (kernels, few),
+        };
+        let mut kernels: Vec<_> = first.into_iter().chain(then).collect();
+        // What another one takes, nobody lacks.
+        if kernels.iter().any(OrLacks::is_ok) {
+            kernels.retain(OrLacks::is_ok);
+        }
+        Ok(that_take_items_of_the_first(desc, kernels, 0))
+    }
+
+    /// Prefill's kernels for some masks.
+    fn prefill_under(&self, masks: Masks) -> Result<Vec<Found>> {
+        let (loader, context, desc) = (self.loader, self.context, self.desc);
+        let rows = Sm90Prefill::load(KeySource::Gather, masks, loader, context, desc)?;
+        let mut kernels = Vec::new();
+        // Maps of queries are of 16 bits.
+        if !desc.q_dtype.is_fp8() && desc.kv_format.element == desc.q_dtype {
+            let boxes = Sm90Prefill::load(KeySource::Tma, masks, loader, context, desc)?;
+            kernels.push(boxed(boxes));
+        }
+        // What no box describes becomes rows before, or with every tile.
+        if PrefillWidened::is_for(desc) {
             let beside = match &rows {
                 Ok(rows) => rows.beside(desc),
                 Err(_) => Beside::Portable,
             };
-            let rows = boxed(rows);
-            // Maps of queries are of 16 bits.
-            if !desc.q_dtype.is_fp8() && desc.kv_format.element == desc.q_dtype {
-                boxes.push(prefill(KeySource::Tma, Masks::ByPosition)?);
-                boxes.push(prefill(KeySource::Tma, Masks::Any)?);
-            }
-            // What no box describes becomes rows before, or with every tile.
-            if PrefillWidened::is_for(desc) {
-                boxes.push(widened(beside)?);
-            }
-            let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
-            if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {
-                // What another one takes, it need not.
-                if rows.is_ok() || !boxes.iter().any(OrLacks::is_ok) {
-                    boxes.push(rows);
-                }
-                // Not a multiple that a step of common caches would be coarse by.
-                let most_unit = match PrefillWidened::is_for(desc) {
-                    true => MOST_COMMON_UNIT,
-                    false => 0,
-                };
-                return Ok(that_take_items_of_the_first(desc, boxes, most_unit));
-            }
-            // Where both read keys once, prefill is up to 2.5 times as fast (20 to 64 rows on an H200; 64 requests of 4k and
-            // 32 rows, 3 %). Where both convert keys, decode is faster: up to 64 rows where it converts each once (head_dims up to
-            // 128: 1.3 to 2.3 times as fast over many keys, but 0.9 over few), up to 32 where each of its warps converts for
-            // itself. Where prefill reads keys more than once, decode is up to four times as fast.
-            let few = [decode(KeySource::Tma)?, decode(KeySource::Gather)?];
-            let converts = desc.kv_format.element != desc.q_dtype;
-            let decodes_first = !reads_keys_once
-                || (converts && packed_rows(desc) <= Sm90Decode::most_converting_rows(desc));
-            let mut kernels: Vec<_> = match decodes_first {
-                true => few.into_iter().chain(boxes).chain([rows]).collect(),
-                false => boxes.into_iter().chain([rows]).chain(few).collect(),
-            };
-            // What another one takes, nobody lacks.
-            if kernels.iter().any(OrLacks::is_ok) {
-                kernels.retain(OrLacks::is_ok);
-            }
-            Ok(that_take_items_of_the_first(desc, kernels, 0))
+            kernels.push(self.widened(masks, beside)?);
         }
+        // What another one takes, it need not.
+        if rows.is_ok() || !kernels.iter().any(OrLacks::is_ok) {
+            kernels.push(boxed(rows));
+        }
+        Ok(kernels)
+    }
+
+    fn widened(&self, masks: Masks, beside: Beside) -> Result<Found> {
+        PrefillWidened::load(masks, self.loader, self.context, self.desc, beside).map(boxed)
+    }
+
+    fn decode_by_position(&self) -> Result<Vec<Found>> {
+        [KeySource::Tma, KeySource::Gather]
+            .into_iter()
+            .map(|keys| self.decode(keys, Masks::ByPosition).map(boxed))
+            .collect()
+    }
+
+    fn decode(&self, keys: KeySource, masks: Masks) -> Result<OrLacks<Sm90Decode>> {
+        Sm90Decode::load(keys, masks, self.loader, self.context, self.desc)
     }
 }
 
@@ -276,9 +325,9 @@ const MOST_COMMON_UNIT: u32 = 640;
 /// chunks that begin within their steps, where no unit up to `most_unit` serves both.
 fn that_take_items_of_the_first(
     desc: &AttentionDesc,
-    mut kernels: Vec<OrLacks<Box<dyn AttentionKernel>>>,
+    mut kernels: Vec<Found>,
     most_unit: u32,
-) -> Vec<OrLacks<Box<dyn AttentionKernel>>> {
+) -> Vec<Found> {
     let Some(first) = kernels.iter().find_map(|kernel| kernel.as_ref().ok()) else {
         return kernels;
     };

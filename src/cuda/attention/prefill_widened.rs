@@ -1,7 +1,7 @@
 //! Prefill over keys that many tiles of queries read, and that are not what a kernel multiplies: all keys of the batch become
 //! 16-bit rows first, `kernels/widen/`, and a kernel over ragged rows reads those. Keys in other forms than plain rows are
 //! widened on every device. For Hopper's kernel, keys in fp8 are too, and those of small pages, which no tensor map describes,
-//! copied; queries in fp8 become rows, and outputs in fp8 are rounded from rows after the kernel. The rows lie in the workspace.
+//! copied; queries in fp8 become rows. The rows lie in the workspace.
 //! For what does not pay, or has no room there, other kernels stand behind this one.
 #![allow(unsafe_code)]
 
@@ -10,20 +10,18 @@ use super::generic::Generic;
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, packed_rows};
 use super::sm90::GROUP;
 use super::sm90_prefill::{Beside, Sm90Prefill, not_by_position};
-use super::sm90_prefill_maps::rows_suit;
+use super::sm90_prefill_maps::{outputs_suit, rows_suit};
 use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
 use crate::cuda::kernels::attention::{KeySource, Masks};
-use crate::cuda::kernels::keyless::{
-    COPY_ROWS, Keyless, ROUND_OUTPUTS, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS,
-};
+use crate::cuda::kernels::keyless::{COPY_ROWS, Keyless, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS};
 use crate::cuda::kernels::{Arch, waits_for_prerequisites};
 use crate::cuda::params::{
-    AttentionParams, Cache, Divisor, PlanView, ROUNDED_LATER, Rows, dtype_code, row_alignment,
+    AttentionParams, Cache, Divisor, PlanView, Rows, dtype_code, row_alignment,
 };
-use crate::cuda::widen_params::{ROWS_TOGETHER, RoundOutputsParams, WidenParams};
+use crate::cuda::widen_params::{ROWS_TOGETHER, WidenParams};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::PARTS_ALIGNMENT;
@@ -42,8 +40,6 @@ const TILE: u64 = 192;
 const TILE_OF_STORED: u64 = 64;
 /// Blocks of 8 warps that run at a time on a multiprocessor.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
-/// The same of what rounds outputs, whose threads are few registers large and read 16 bytes at a time.
-const BLOCKS_TO_ROUND: u32 = 8;
 /// Work items that a block places at a time.
 const ITEMS_OF_BLOCK: u32 = 256;
 
@@ -52,12 +48,11 @@ const ITEMS_OF_BLOCK: u32 = 256;
 pub struct PrefillWidened {
     name: String,
     prefill: OverRows,
+    masks: Masks,
     places: Function,
     rows: Keys,
     /// Where they are in fp8.
     queries: Option<Function>,
-    /// Where they are in fp8.
-    round_outputs: Option<Function>,
     desc: AttentionDesc,
     /// Of rows.
     dtype: DType,
@@ -145,6 +140,7 @@ impl OverRows {
     /// # Errors
     /// As [`Loader::find`].
     fn load(
+        masks: Masks,
         loader: &Loader,
         context: &Context,
         over_rows: &AttentionDesc,
@@ -153,12 +149,8 @@ impl OverRows {
             let kernel = Generic::load(loader, context, over_rows)?;
             return Ok(Ok(OverRows::Portable(kernel)));
         }
-        let (source, masks) = (KeySource::Tma, Masks::ByPosition);
-        let loaded = Sm90Prefill::load(source, masks, loader, context, over_rows)?;
-        Ok(loaded.and_then(|kernel| match kernel.takes_whole_keys() {
-            true => Ok(OverRows::Hopper(kernel)),
-            false => Err(Feature::TypesAndDims.into()),
-        }))
+        let loaded = Sm90Prefill::load(KeySource::Tma, masks, loader, context, over_rows)?;
+        Ok(loaded.map(OverRows::Hopper))
     }
 
     fn kernel(&self) -> &dyn AttentionKernel {
@@ -193,11 +185,12 @@ impl PrefillWidened {
         }
     }
 
-    /// Loads the kernels for a problem. `beside`: what else takes it.
+    /// Loads the kernels for a problem. `beside`: what else takes it. The portable kernel over rows has all masks.
     ///
     /// # Errors
     /// As [`Loader::find`].
     pub fn load(
+        masks: Masks,
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
@@ -206,22 +199,14 @@ impl PrefillWidened {
         let Some((parts, choice)) = room(desc, beside) else {
             return Ok(Err(Feature::Widening.into()));
         };
-        if rounds_outputs(desc) && desc.head_dim_vo > desc.head_dim_qk {
-            return Ok(Err(Feature::TypesAndDims.into()));
-        }
         let dtype = row_dtype(desc);
         let over_rows = AttentionDesc {
             q_dtype: dtype,
             kv: KvStorage::Ragged,
             kv_format: dtype.into(),
-            o_dtype: if rounds_outputs(desc) {
-                dtype
-            } else {
-                desc.o_dtype
-            },
             ..*desc
         };
-        let prefill = match OverRows::load(loader, context, &over_rows)? {
+        let prefill = match OverRows::load(masks, loader, context, &over_rows)? {
             Ok(prefill) => prefill,
             Err(lacks) => return Ok(Err(lacks)),
         };
@@ -247,13 +232,11 @@ impl PrefillWidened {
         Ok(Ok(PrefillWidened {
             name: format!("{}_{from}", prefill.kernel().name()),
             prefill,
+            masks,
             places: find(&WIDEN_PLACES)?,
             rows,
             queries: widens_queries(desc)
                 .then(|| find(&WIDEN_QUERIES))
-                .transpose()?,
-            round_outputs: rounds_outputs(desc)
-                .then(|| find(&ROUND_OUTPUTS))
                 .transpose()?,
             desc: *desc,
             dtype,
@@ -359,62 +342,15 @@ impl PrefillWidened {
         unsafe { Tensor::new(name, address, device, self.dtype, shape, None) }
     }
 
-    /// What the kernel over rows writes instead of outputs in fp8. A tile's rows of q are its own, and it writes their outputs
-    /// over them.
-    fn unrounded(&self, q_rows: &Tensor, params: AttentionParams) -> AttentionParams {
-        AttentionParams {
-            o: Rows::of(q_rows),
-            flags: params.flags | ROUNDED_LATER,
-            ..params
-        }
-    }
-
-    /// Enqueues what makes outputs in fp8 of those.
-    fn round(
-        &self,
-        function: &Function,
-        current: &Current<'_>,
-        widened: &WidenParams,
-        run: &Run<'_>,
-        stream: Stream,
-    ) -> Result<()> {
-        let given = run.params;
-        let params = RoundOutputsParams {
-            plan: given.plan,
-            rows: widened.q_rows,
-            o: Rows::of(&run.args.o),
-            v_scales: given.v_scales,
-            v_scale: given.v_scale,
-            o_scale: given.o_scale,
-            v_scales_stride: given.v_scales_stride,
-            num_tokens: widened.num_tokens,
-            num_heads: widened.num_qo_heads,
-            pieces: Divisor::new(widened.v_pieces),
-            row_pieces: widened.k_pieces,
-            group_size: self.desc.group_size(),
-            o_dtype: dtype_code(self.desc.o_dtype),
-            flags: given.flags,
-        };
-        let blocks = BLOCKS_TO_ROUND * self.sm_count;
-        // SAFETY: the kernel takes a `FolioRoundOutputsParams`; its addresses are the caller's tensors, the plan, and rows of
-        // the workspace.
-        unsafe { launch(blocks, false, stream).enqueue(current, function, &params, &[]) }
-    }
-
-    /// Rows of q and o as they are, or as the kernels read and write them that make rows of them.
+    /// Rows of q as they are, or as the kernel reads them that makes rows of them, and rows of o.
     fn missing_of_queries(&self, q: &Tensor, o: &Tensor) -> Features {
-        let in_pieces = |tensor: &Tensor| !tensor.is_empty() && row_alignment(tensor) >= PIECE;
         let q_suits = match widens_queries(&self.desc) {
-            true => in_pieces(q),
+            true => !q.is_empty() && row_alignment(q) >= PIECE,
             false => rows_suit(q),
-        };
-        let o_suits = match rounds_outputs(&self.desc) {
-            true => in_pieces(o),
-            false => rows_suit(o),
         };
         Features::default()
             .and(Feature::QStrides, !q_suits)
-            .and(Feature::OStrides, !o_suits)
+            .and(Feature::OStrides, !outputs_suit(o))
             .and(Feature::Rows, q.extent(0) > i64::from(i32::MAX))
     }
 
@@ -467,7 +403,11 @@ impl AttentionKernel for PrefillWidened {
         let suits = self.choice == Choice::All || self.suits(run);
         let of_kernel = match self.prefill {
             OverRows::Hopper(_) => {
-                self.missing_of_queries(&args.q, &args.o) | not_by_position(args)
+                let by_mask = match self.masks {
+                    Masks::ByPosition => not_by_position(args),
+                    Masks::Any => Features::default(),
+                };
+                self.missing_of_queries(&args.q, &args.o) | by_mask
             }
             OverRows::Portable(_) => Features::default(),
         };
@@ -507,17 +447,10 @@ impl AttentionKernel for PrefillWidened {
             q: &q,
             k: &k,
             v: &v,
-            params: match rounds_outputs(&self.desc) {
-                true => self.unrounded(&q, over_rows),
-                false => over_rows,
-            },
+            params: over_rows,
             dependent: self.depends,
         };
-        self.prefill.launch(&inputs, current, run, stream)?;
-        match &self.round_outputs {
-            Some(function) => self.round(function, current, &widened, run, stream),
-            None => Ok(()),
-        }
+        self.prefill.launch(&inputs, current, run, stream)
     }
 
     fn of_parts(&self, run: &Run<'_>) -> AttentionParams {
@@ -542,11 +475,6 @@ fn launch(blocks: u32, dependent: bool, stream: Stream) -> Launch {
 
 fn widens_queries(desc: &AttentionDesc) -> bool {
     desc.q_dtype.is_fp8()
-}
-
-/// Of queries in 16 bits there are no rows that outputs could be written over.
-fn rounds_outputs(desc: &AttentionDesc) -> bool {
-    widens_queries(desc) && desc.o_dtype.is_fp8()
 }
 
 /// The type of q; fp16 for fp8, each of whose numbers it has.

@@ -5,7 +5,7 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, find, phase, query};
 use super::sm90::GROUP;
-use super::sm90_prefill_maps::{PrefillMaps, SWIZZLE, rows_suit};
+use super::sm90_prefill_maps::{PrefillMaps, SWIZZLE, outputs_suit, rows_suit};
 use super::sm90_prefill_tiling::{rows_of_tile, tiling, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -14,8 +14,9 @@ use crate::cuda::kernels::attention::{
     AttentionQuery, AttentionRow, KeyParts, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, Phase,
     SPLIT_ROPE_DIM, Variant, prefill_ctas,
 };
-use crate::cuda::params::{AttentionParams, Divisor, SumParams, row_alignment};
+use crate::cuda::params::{AttentionParams, Divisor, SumParams, dtype_code, row_alignment};
 use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
     AttentionArgs, AttentionDesc, ContextKeys, Kind, KvStorage, Mask, SmallItems, TailCosts, Tiling,
@@ -68,7 +69,7 @@ pub struct Sm90Prefill {
     few: Option<Few>,
     /// Warpgroups take heads of small items side by side.
     own_keys: bool,
-    whole_keys: Option<Function>,
+    whole_keys: Function,
     split_keys: Option<Function>,
     /// Over the same, for runs that go on from earlier keys, and where [`Self::split_keys`] is not for all.
     after: Option<Function>,
@@ -79,6 +80,7 @@ pub struct Sm90Prefill {
     unit_bytes: u32,
     head_blocks: u32,
     kind: Kind,
+    o_dtype: DType,
     /// A request may have several tiles, which read the same keys.
     tiles_share_keys: bool,
 }
@@ -196,9 +198,9 @@ impl Sm90Prefill {
         let of_parts = |parts| form(parts, Logits::Some);
         let (whole, split) = (of_parts(KeyParts::One)?, of_parts(KeyParts::Two)?);
         let after = of_parts(KeyParts::TwoAfter)?;
-        let row = match (&whole, &split, &after) {
-            (Ok((row, _)), ..) | (_, Ok((row, _)), _) | (.., Ok((row, _))) => *row,
-            (Err(lacks), ..) => return Ok(Err(*lacks)),
+        let (row, whole) = match whole {
+            Ok(whole) => whole,
+            Err(lacks) => return Ok(Err(lacks)),
         };
         let with = |logits| -> Result<Option<Function>> {
             let found = form(KeyParts::One, logits)?.ok();
@@ -225,7 +227,7 @@ impl Sm90Prefill {
                 always: desc.max_kv_len <= most_keys,
             }),
             own_keys: kv == KvRows::PagedOwn,
-            whole_keys: whole.ok().map(|(_, function)| function),
+            whole_keys: whole,
             split_keys: split.ok().map(|(_, function)| function),
             after: after.ok().map(|(_, function)| function),
             capped: with(Logits::Capped)?,
@@ -234,6 +236,7 @@ impl Sm90Prefill {
             unit_bytes: unit_bytes(context.device()),
             head_blocks: desc.num_qo_heads / u32::from(packing.heads),
             kind: desc.kind,
+            o_dtype: desc.o_dtype,
             tiles_share_keys: desc.max_qo_len > rows_of_tile(row, packing.positions()),
         }))
     }
@@ -255,11 +258,6 @@ impl Sm90Prefill {
         }
     }
 
-    /// Whether keys may be one tensor. Of some types there are kernels for keys in two parts alone.
-    pub(super) fn takes_whole_keys(&self) -> bool {
-        self.whole_keys.is_some()
-    }
-
     /// What a run asks for, its keys and values apart.
     fn missing_beside_keys(&self, run: &Run<'_>) -> Features {
         let args = run.args;
@@ -272,7 +270,7 @@ impl Sm90Prefill {
         };
         by_mask
             .and(Feature::QStrides, !rows_suit(&args.q))
-            .and(Feature::OStrides, !rows_suit(&args.o))
+            .and(Feature::OStrides, !outputs_suit(&args.o))
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
     }
 
@@ -284,7 +282,7 @@ impl Sm90Prefill {
         run: &Run<'_>,
         stream: Stream,
     ) -> Result<()> {
-        let (function, row) = self.with_row(run).map_err(wrong_choice)?;
+        let (function, row) = self.with_row(run);
         let launch = Launch {
             dependent: inputs.dependent,
             ..self.shape_of_launch(row, run, stream)
@@ -319,7 +317,7 @@ impl Sm90Prefill {
             packing: self.maps.packing,
             row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
-            reserved: 0,
+            o_dtype: dtype_code(self.o_dtype),
             sum: SumParams::default(),
             context_indptr: 0,
         }
@@ -340,7 +338,7 @@ impl Sm90Prefill {
     /// The kernel for a run's form of keys, where there is one and the maps can describe the second part.
     fn function(&self, args: &AttentionArgs) -> OrLacks<&Function> {
         let Some(k_rope) = &args.k_rope else {
-            return self.of_whole_keys(args);
+            return Ok(self.of_whole_keys(args));
         };
         let lacks = self.maps.missing_of_cache(k_rope);
         match self.split_keys.as_ref().or(self.after.as_ref()) {
@@ -356,19 +354,16 @@ impl Sm90Prefill {
     }
 
     /// The kernel for a run over whole keys: the one for its logits, or for any.
-    fn of_whole_keys(&self, args: &AttentionArgs) -> OrLacks<&Function> {
-        let any = self.whole_keys.as_ref().ok_or(Feature::TypesAndDims.into());
-        match self.with_cap(args).or(self.with_bias(args)) {
-            Some(function) => Ok(function),
-            None => any,
-        }
+    fn of_whole_keys(&self, args: &AttentionArgs) -> &Function {
+        let of_logits = self.with_cap(args).or(self.with_bias(args));
+        of_logits.unwrap_or(&self.whole_keys)
     }
 
     /// The same for a plan, and its row.
-    fn with_row(&self, run: &Run<'_>) -> OrLacks<(&Function, &'static AttentionRow)> {
+    fn with_row(&self, run: &Run<'_>) -> (&Function, &'static AttentionRow) {
         match self.few(run) {
-            Some(few) => Ok((&few.function, few.row)),
-            None => Ok((self.of_whole_keys(run.args)?, self.maps.row)),
+            Some(few) => (&few.function, few.row),
+            None => (self.of_whole_keys(run.args), self.maps.row),
         }
     }
 

@@ -147,6 +147,12 @@ pub fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
     (cache.extent(0) - 1).max(0) * per_page + i64::from(page_size / GROUP)
 }
 
+/// Rows of o, of any type, start at whole pieces of eight elements, or of 16 bytes.
+pub fn outputs_suit(o: &Tensor) -> bool {
+    let piece = (GROUP * o.dtype().size() as u32).min(ROW_BYTES);
+    !o.is_empty() && row_alignment(o) >= piece && rows_are_distinct(o)
+}
+
 /// Rows start at whole pieces. An empty tensor has no rows that a map could describe.
 pub fn rows_suit(tensor: &Tensor) -> bool {
     !tensor.is_empty() && row_alignment(tensor) >= ROW_BYTES && rows_are_distinct(tensor)

@@ -332,15 +332,6 @@ pub static WIDEN_QUERIES: Keyless = Keyless {
     }),
 };
 
-/// Outputs of such a batch in fp8.
-pub static ROUND_OUTPUTS: Keyless = Keyless {
-    noun: "round_outputs kernel",
-    rows: LazyLock::new(|| {
-        let code = ("widen/round_outputs.cu", "folio_round_outputs");
-        [Row::for_hopper("round_outputs", code, 256)]
-    }),
-};
-
 fn row(name: &'static str, code: (&'static str, &'static str), threads: u32) -> Row {
     Row::of_any_size(name, code, [DType::F32; 3], threads)
 }

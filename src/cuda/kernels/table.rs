@@ -5,8 +5,8 @@ use super::keyless::{
     APPEND_STORED, BATCH_LENGTHS, BLOCK_TABLE, COMBINE, COMBINE_INVARIANT, COMBINE_LATENT,
     COMBINE_SUMS, COMBINE_WIDE, COPY_ROWS, CP_CORRECT, CP_REORDER, DRAFT_KV_INDICES, FOLD_SCALES,
     GATHER_STORED, KV_COPY, KV_COPY_LIST, KV_GATHER, KV_INDICES, MASK_ITEMS, MLA_APPEND,
-    MLA_GATHER, NARROW, PLAN, PLAN_CASCADE, ROPE_APPEND_STORED, ROUND_LSE, ROUND_OUTPUTS,
-    SLOT_MAPPING, TREE_MASK, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS, WIDEN_STORED, WIDEN_UNITS,
+    MLA_GATHER, NARROW, PLAN, PLAN_CASCADE, ROPE_APPEND_STORED, ROUND_LSE, SLOT_MAPPING, TREE_MASK,
+    WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS, WIDEN_STORED, WIDEN_UNITS,
 };
 use super::row::Row;
 use super::{attention, merge, mla, projection, projection_few, up_projection};
@@ -34,7 +34,6 @@ pub fn table() -> impl Iterator<Item = &'static Row> {
         .chain(WIDEN_STORED.rows())
         .chain(WIDEN_UNITS.rows())
         .chain(WIDEN_QUERIES.rows())
-        .chain(ROUND_OUTPUTS.rows())
         .chain(KV_COPY.rows())
         .chain(KV_COPY_LIST.rows())
         .chain(KV_GATHER.rows())

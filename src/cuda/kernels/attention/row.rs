@@ -662,16 +662,6 @@ pub const STORED: DType = DType::U8;
 pub(super) const HALF_STORED: &[AttentionTypes] =
     &[cached(DType::BF16, STORED), cached(DType::F16, STORED)];
 
-/// The 16-bit types with fp32 outputs.
-pub(super) const HALF_TO_F32: &[AttentionTypes] = &[to_f32(DType::BF16), to_f32(DType::F16)];
-
-const fn to_f32(dtype: DType) -> AttentionTypes {
-    AttentionTypes {
-        o: DType::F32,
-        ..same(dtype)
-    }
-}
-
 /// fp16 over fp8 keys and values, where rows take queries of other types too.
 pub(super) const F16_FP8: &[AttentionTypes] = &[
     cached(DType::F16, DType::F8E4M3),

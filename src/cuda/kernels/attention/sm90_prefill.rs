@@ -1,8 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, HALF_TO_F32, KeyParts, KvRows, Logits,
-    MOST_HEAD_DIM, Masks, Phase, Shape, Variant, same,
+    AttentionTypes, Family, Fit, HALF, HALF_FP8, KeyParts, KvRows, Logits, MOST_HEAD_DIM, Masks,
+    Phase, Shape, Variant, same,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -37,13 +37,11 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: &FEW_KEYS,
         ..whole_keys(KvRows::Ragged)
     },
-    // Widened rows of problems whose queries are in fp8, which become fp16 too.
-    Family {
-        types: &[F16_TO_BF16],
-        ..whole_keys(KvRows::Ragged)
-    },
     masked(KvRows::Paged),
-    masked(KvRows::Ragged),
+    Family {
+        fit: Fit::UpTo,
+        ..masked(KvRows::Ragged)
+    },
     Family {
         shapes: &FEW_KEYS,
         ..masked(KvRows::Paged)
@@ -73,20 +71,22 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: &CONVERTING,
         ..rows()
     },
+    // Masked runs over keys that boxes do not describe, and those of head dims that none of the other masked kernels has.
+    Family {
+        shapes: &[MASKED_D64],
+        fit: Fit::Exact,
+        ..masked_rows()
+    },
+    masked_rows(),
+    Family {
+        types: HALF_FP8,
+        shapes: &MASKED_CONVERTING,
+        ..masked_rows()
+    },
     split_keys(KvRows::Paged),
     split_keys(KvRows::Ragged),
     AFTER,
-    // Chunks of a context, which are summed up.
-    Family {
-        types: HALF_TO_F32,
-        ..AFTER
-    },
 ];
-
-const F16_TO_BF16: AttentionTypes = AttentionTypes {
-    o: DType::BF16,
-    ..same(DType::F16)
-};
 
 const fn split_keys(kv: KvRows) -> Family {
     Family {
@@ -126,6 +126,16 @@ const fn rows() -> Family {
     }
 }
 
+/// As [`masked`].
+const fn masked_rows() -> Family {
+    Family {
+        symbol: ROWS_SYMBOL,
+        shapes: &MASKED_ONE_BY_ONE,
+        fit: Fit::UpTo,
+        ..masked(KvRows::Rows)
+    }
+}
+
 const fn whole_keys(kv: KvRows) -> Family {
     Family {
         phase: Phase::Prefill,
@@ -139,7 +149,7 @@ const fn whole_keys(kv: KvRows) -> Family {
         source: "sm90/prefill/prefill.cu",
         symbol: "folio_prefill_sm90",
         types: HALF,
-        any_output: false,
+        any_output: true,
         shapes: &SHAPES,
         fit: Fit::UpTo,
         shared_bytes,
@@ -209,7 +219,7 @@ const WHOLE_BLOCKS: [Shape; 6] = [D64, D128, D128_SHORT, MLA, D192, D256];
 
 /// For rows that are loaded one by one; what a problem's are narrower is zeros. (Those of 64 columns are whole: the kernel
 /// has no registers to compare.) Steps of rows that are no whole blocks are shorter than where boxes load, for three stages.
-const ONE_BY_ONE: [Shape; 6] = [ROWS_OF_80, ROWS_OF_96, D128, D128_SHORT, MLA, D256];
+const ONE_BY_ONE: [Shape; 7] = [ROWS_OF_80, ROWS_OF_96, D128, D128_SHORT, D160, MLA, D256];
 
 const ROWS_OF_80: Shape = shape(80, 80, 192, 80);
 const ROWS_OF_96: Shape = shape(96, 96, 192, 80);
@@ -233,12 +243,22 @@ const D224: Shape = shape(224, 224, 128, 80);
 const D256: Shape = shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 80);
 
 /// With the query tiles of [`SHAPES`]. Masks take registers, and where those are full, steps have fewer keys.
-const MASKED_SHAPES: [Shape; 5] = [
-    shape(64, 64, 192, 64),
-    shape(128, 128, 192, 64),
-    shape(128, 128, 128, 128),
-    MLA,
-    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64),
+const MASKED_SHAPES: [Shape; 5] = [MASKED_D64, MASKED_D128, D128_SHORT, MLA, MASKED_D256];
+
+const MASKED_D64: Shape = shape(64, 64, 192, 64);
+const MASKED_D128: Shape = shape(128, 128, 192, 64);
+const MASKED_D256: Shape = shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64);
+
+/// The same where rows are loaded one by one, and where they are converted.
+const MASKED_ONE_BY_ONE: [Shape; 4] = [
+    MASKED_D128,
+    D128_SHORT,
+    shape(160, 160, 192, 48),
+    MASKED_D256,
+];
+const MASKED_CONVERTING: [Shape; 2] = [
+    shape(128, 128, 192, 48),
+    shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 48),
 ];
 
 const BF16: &[AttentionTypes] = &[same(DType::BF16)];
@@ -247,9 +267,10 @@ const BF16: &[AttentionTypes] = &[same(DType::BF16)];
 const CAPPED_SHAPES: [Shape; 4] = [D64, D128, D128_SHORT, D256];
 
 /// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
-const CONVERTING: [Shape; 4] = [
+const CONVERTING: [Shape; 5] = [
     shape(64, 64, 192, 80),
     shape(128, 128, 192, 80),
+    shape(160, 160, 192, 48),
     shape(192, 128, 128, 80),
     shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 48),
 ];
