@@ -1,72 +1,113 @@
-// Who owns which page of the KV cache, and which pages hold the beginning of a text that may come again.
-//
-// A page that a request has filled is published: it can be found by its tokens and all tokens before them. A later
-// request with the same beginning gets the same page in its page table, and computes nothing for it. Pages without a
-// user keep what they hold until they are needed, the ones that were used last for longest.
-//
-// The pool deals in page ids only. It never sees a key or a value.
+// Who owns which page of the KV cache, and which pages hold the beginning of a text that may come again: full pages are
+// published, and found by their tokens and the page before them. Pages without a user keep what they hold until they
+// are needed, the ones that were used last for longest.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <list>
+#include "batch.hpp"
+
 #include <map>
+#include <set>
 #include <utility>
-#include <vector>
 
 namespace engine {
 
-// The pages of a request. The pool fills it in.
-struct PageTable {
-    std::vector<int32_t> pages;
-    size_t num_published = 0; // the first pages, whose text is known to the pool
-    uint64_t text = 0;        // which text the published pages hold; 0: none
-};
-
 class PagePool {
 public:
-    PagePool(int32_t num_pages, int32_t page_size);
+    PagePool(size_t num_pages, size_t page_size) : page_size_(page_size), pages_(num_pages)
+    {
+        for (size_t id = 0; id < num_pages; id++)
+            idle_.emplace(0, id);
+    }
 
-    // The published pages that hold the beginning of `tokens`. The last token is left out: somebody has to compute
-    // the logits behind it.
-    PageTable reuse(const std::vector<int32_t> &tokens);
+    // The published pages that hold the beginning of `tokens`. The last is left out: its logits have to be computed.
+    PageTable reuse(const Tokens &tokens)
+    {
+        PageTable table;
+        while ((table.size() + 1) * page_size_ < tokens.size()) {
+            const auto found = published_.find(key(table, tokens, table.size()));
+            if (found == published_.end())
+                break;
+            add_user(found->second);
+            table.push_back(found->second);
+        }
+        return table;
+    }
 
     // Adds pages until there is room for `num_tokens`. False, and no page, if there are too few.
-    bool grow(PageTable &table, size_t num_tokens);
+    bool grow(PageTable &table, size_t num_tokens)
+    {
+        const size_t wanted = (num_tokens + page_size_ - 1) / page_size_;
+        if (wanted > table.size() + idle_.size())
+            return false;
+        while (table.size() < wanted) {
+            table.push_back(idle_.begin()->second);
+            add_user(table.back());
+            published_.erase(std::exchange(pages_[table.back()].key, {})); // its text is overwritten
+        }
+        return true;
+    }
 
-    // Publishes the pages that the first `num_tokens` of `tokens` fill. They are not written to any more.
-    void publish(PageTable &table, const std::vector<int32_t> &tokens, size_t num_tokens);
+    // Publishes the pages that `tokens` fill from number `begin` up to number `end`. Nobody writes to them any more.
+    void publish(PageTable &table, const Tokens &tokens, size_t begin, size_t end)
+    {
+        for (size_t i = begin / page_size_; i < end / page_size_; i++) {
+            const auto [entry, is_new] = published_.emplace(key(table, tokens, i), table[i]);
+            if (is_new) {
+                pages_[table[i]].key = entry->first;
+            } else { // another request was first: its page serves both
+                add_user(entry->second);
+                remove_user(std::exchange(table[i], entry->second));
+            }
+        }
+    }
 
-    // Takes back all pages of a table.
-    void release(PageTable &table);
+    // Takes back all pages of a table. The end of a text goes first, see idle_.
+    void release(PageTable &table)
+    {
+        for (; !table.empty(); table.pop_back())
+            remove_user(table.back());
+    }
 
-    size_t num_pages_for(size_t num_tokens) const { return (num_tokens + page_size_ - 1) / page_size_; }
-    size_t num_pages() const { return pages_.size(); }
     size_t num_idle() const { return idle_.size(); }
 
 private:
-    // The text before a page, and the tokens in it. Comparing tokens, not hashes, leaves nothing to chance.
-    using Key = std::pair<uint64_t, std::vector<int32_t>>;
-
-    struct Published {
-        int32_t page;
-        uint64_t text; // a number for the text up to the end of the page, never used again
-    };
+    // The page before, or -1, and the tokens in the page. Comparing tokens, not hashes, leaves nothing to chance.
+    using Key = std::pair<int32_t, Tokens>;
 
     struct Page {
-        int32_t users = 0;
-        std::map<Key, Published>::iterator published; // or published_.end()
-        std::list<int32_t>::iterator idle;            // where users is 0
+        size_t users = 0;
+        uint64_t idle_since = 0; // 0 where nobody will look for it
+        Key key;                 // without tokens where it is not published
     };
 
-    std::vector<int32_t> page_tokens(const std::vector<int32_t> &tokens, size_t index) const;
-    void add_user(int32_t page);
+    Key key(const PageTable &table, const Tokens &tokens, size_t index) const
+    {
+        const auto begin = tokens.begin() + index * page_size_;
+        return {index == 0 ? -1 : table[index - 1], Tokens(begin, begin + page_size_)};
+    }
+
+    void add_user(int32_t id)
+    {
+        if (pages_[id].users++ == 0)
+            idle_.erase({pages_[id].idle_since, id});
+    }
+
+    void remove_user(int32_t id)
+    {
+        Page &page = pages_[id];
+        if (--page.users == 0) {
+            page.idle_since = page.key.second.empty() ? 0 : ++clock_;
+            idle_.emplace(page.idle_since, id);
+        }
+    }
 
     size_t page_size_;
-    uint64_t last_text_ = 0;
+    uint64_t clock_ = 0;
     std::vector<Page> pages_;
-    std::map<Key, Published> published_;
-    std::list<int32_t> idle_; // pages without users; the next one to be overwritten comes first
+    std::map<Key, int32_t> published_;
+    // Pages without users; the next one to be overwritten comes first. Who uses a page uses those before it in the text
+    // and gives it back before them. So it is overwritten before them, and the page before it says what text that is.
+    std::set<std::pair<uint64_t, int32_t>> idle_;
 };
 
 } // namespace engine
