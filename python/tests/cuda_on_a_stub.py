@@ -1,15 +1,17 @@
 """The package on a CUDA device, with a driver that computes nothing: run by test_cuda.py in a process of its own.
 
-torch is a stand-in too, which has what the package asks of it: memory at addresses that nobody reads,
-and a current stream. The driver (tests/stub_driver/stub.c) knows 0x1000 as a stream of the device, 0x2000 as one of
-another CUDA context, 0x3000 as one that is being captured.
+The driver (tests/stub_driver/stub.c) knows 0x1000 as a stream of the device, 0x2000 as one of another CUDA context,
+0x3000 as one that is being captured. torch is a stand-in too, which has what the package asks of it: memory at
+addresses that nobody reads, and a current stream. Before it is loaded, workspaces are the driver's.
 """
 
 import contextlib
 import ctypes
 import gc
+import os
 import sys
 import types
+import weakref
 
 import numpy as np
 
@@ -75,6 +77,7 @@ torch.cuda = types.SimpleNamespace(
     ExternalStream=lambda number, device: (number, device),
     Event=Event,
     is_current_stream_capturing=lambda: False,
+    is_initialized=lambda: True,
     stream=lambda external: contextlib.nullcontext(entered.append(external)),
 )
 
@@ -98,6 +101,7 @@ class Launch(ctypes.Structure):
 
 driver.folio_stub_launches.restype = ctypes.POINTER(Launch)
 driver.folio_stub_calls.restype = ctypes.c_char_p
+driver.folio_stub_current.restype = ctypes.c_void_p
 
 
 def streams(call):
@@ -119,6 +123,119 @@ def refused(kind, sentence, call):
         raise AssertionError(f"{sentence!r} was not refused")
 
 
+def called(call, *names):
+    """The driver's calls of these names during a call, with what is noted of them."""
+    driver.folio_stub_forget()
+    call()
+    # Nobody's context, and none of our rights in captures, stay with the thread.
+    assert driver.folio_stub_current() is None and driver.folio_stub_strictness() == 0
+    return [line for line in driver.folio_stub_calls().decode().splitlines() if line.startswith(names)]
+
+
+class OnDevice:
+    """An array of Numba's kind: its interface does not say which device it is on."""
+
+    def __init__(self, shape, typestr="<i4", address=1 << 42):
+        self.__cuda_array_interface__ = dict(shape=shape, typestr=typestr, data=(address, False), version=3)
+
+
+def decode_handle(ctx, **more):
+    sizes = dict(num_qo_heads=8, num_kv_heads=1, head_dim_qk=64, page_size=16, max_batch_size=2, max_kv_len=64)
+    return folio.Decode(ctx, q_dtype="bfloat16", **sizes, **more)
+
+
+def end(handle):
+    handle.close()
+    gc.collect()
+
+
+def memory_of_the_driver(ctx, batch):
+    """Workspaces where no torch is."""
+    memory = "cuMemAlloc", "cuMemFree", "cuMemHostAlloc"
+    retained = driver.folio_stub_retained()
+    handle = decode_handle(ctx)
+    info = handle.workspace_info
+    asked = [f"cuMemAllocAsync {info.device_bytes} stream 0x1000", f"cuMemHostAlloc {info.host_bytes} stream 0"]
+    assert called(lambda: handle.plan(**batch, stream=OURS), *memory) == asked
+    assert called(lambda: handle.plan(**batch, stream=OURS), *memory) == []
+    driver.folio_stub_upload.restype = ctypes.c_void_p
+    target, size = ctypes.c_uint64(), ctypes.c_uint64()
+    assert driver.folio_stub_upload(0, ctypes.byref(target), ctypes.byref(size))
+    assert 0 <= target.value - (1 << 42) < info.device_bytes
+
+    # The memory ends on the stream of the last plan. The host's stays until the device is past that.
+    handle.plan(**batch, stream=0)
+    freed = [f"cuMemFreeAsync {1 << 42} stream 0", "cuEventCreate", "cuEventRecord"]
+    assert called(lambda: end(handle), *memory, "cuEventCreate", "cuEventRecord") == freed
+    assert driver.folio_stub_retained() == retained + 1
+    other = decode_handle(ctx)
+    assert called(lambda: other.plan(**batch, stream=OURS), *memory) == asked
+    end(other)
+    driver.folio_stub_finish()
+    other = decode_handle(ctx)
+    assert called(lambda: other.plan(**batch, stream=OURS), *memory) == ["cuMemFreeHost"] * 2 + asked
+    assert driver.folio_stub_retained() == retained + 1
+    end(other)
+
+    # A stream that a framework made lives as long as the memory does.
+    mine = type("Stream", (), {"cuda_stream": OURS})()
+    seen = weakref.ref(mine)
+    handle = decode_handle(ctx)
+    handle.plan(**batch, stream=mine)
+    del mine
+    gc.collect()
+    assert seen() is not None
+    end(handle)
+    assert seen() is None
+
+    # A capture gets no memory, and memory that was last used in one stays.
+    handle = decode_handle(ctx, flags="graph")
+    sentence = "workspace is None, and no memory is allocated while the stream is being captured"
+    plan = lambda: refused(folio.CaptureError, sentence, lambda: handle.plan(**batch, stream=CAPTURED))  # noqa: E731
+    assert called(plan, *memory, "cuLaunchKernelEx") == []
+    handle.plan(kv_len=OnDevice((2,)), block_table=OnDevice((2, 2)), stream=OURS)
+    handle.plan(kv_len=OnDevice((2,)), block_table=OnDevice((2, 2)), stream=CAPTURED)
+    assert called(lambda: end(handle), *memory, "cuEventCreate", "cuEventRecord") == []
+
+    # Half a workspace is given back.
+    handle = decode_handle(ctx)
+    driver.folio_stub_fail(b"cuMemHostAlloc")
+    sentence = "cuMemHostAlloc returned 2 (CUDA_ERROR_OUT_OF_MEMORY)"
+    plan = lambda: refused(folio.OutOfMemoryError, sentence, lambda: handle.plan(**batch, stream=OURS))  # noqa: E731
+    driver.folio_stub_finish()
+    assert [line.split()[0] for line in called(plan, *memory)][-3:] == [
+        "cuMemAllocAsync",
+        "cuMemHostAlloc",
+        "cuMemFreeAsync",
+    ]
+
+    # A device without memory pools has its memory until another workspace is made.
+    os.environ["FOLIO_STUB"] = "no_pools"
+    asked = [f"cuMemAlloc {info.device_bytes} stream 0", f"cuMemHostAlloc {info.host_bytes} stream 0"]
+    assert called(lambda: handle.plan(**batch, stream=OURS), *memory)[-2:] == asked
+    assert called(lambda: end(handle), *memory) == []
+    driver.folio_stub_finish()
+    os.environ["FOLIO_STUB"] = "ok"
+    handle = decode_handle(ctx)
+    freed = called(lambda: handle.plan(**batch, stream=OURS), *memory)[:2]
+    assert [line.split()[0] for line in freed] == ["cuMemFree", "cuMemFreeHost"]
+
+    # A torch that does not use the GPU is not asked.
+    handle = decode_handle(ctx)
+    sys.modules["torch"] = types.SimpleNamespace(
+        Tensor=Tensor, cuda=types.SimpleNamespace(is_initialized=lambda: False)
+    )
+    assert called(lambda: handle.plan(**batch, stream=OURS), "cuMemAllocAsync")
+    del sys.modules["torch"]
+
+
+def devices_of_addresses():
+    """Arrays that do not say where they are: the driver knows, if anybody."""
+    assert "[2, 4], float16, cuda:0" in repr(folio.Tensor(OnDevice((2, 4), "<f2")))
+    sentence = "array does not say which device it is on, nor does the CUDA driver (cuPointerGetAttribute returned 1"
+    refused(folio.InvalidArgumentError, sentence, lambda: folio.Tensor(OnDevice((2,), address=4096)))
+
+
 def append_arguments(make):
     return {
         "key": make((2, 1, 64), "bfloat16"),
@@ -136,25 +253,16 @@ def main():
         print(error)
         return
     assert folio.device_count("cuda") == 1
-    decode = folio.Decode(
-        ctx,
-        q_dtype="bfloat16",
-        num_qo_heads=8,
-        num_kv_heads=1,
-        head_dim_qk=64,
-        page_size=16,
-        max_batch_size=2,
-        max_kv_len=64,
-    )
     lengths = np.array([3, 17], np.int32)
     table = np.array([[0, 0], [1, 2]], np.int32)
 
-    # Without torch nobody allocates, and NumPy has no stream.
     batch = {"kv_len": lengths, "block_table": table}
-    refused(
-        folio.WorkspaceTooSmallError, "no torch is loaded to allocate it", lambda: decode.plan(**batch, stream=OURS)
-    )
+    devices_of_addresses()
+    memory_of_the_driver(ctx, batch)
+
+    # Where torch uses the GPU, it gives the memory. NumPy has no stream.
     sys.modules["torch"] = torch
+    decode = decode_handle(ctx)
     refused(folio.InvalidArgumentError, "stream is None, and no tensor is of a library", lambda: decode.plan(**batch))
     info = decode.workspace_info
     allocated.clear()

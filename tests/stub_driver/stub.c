@@ -1,10 +1,11 @@
 /* A CUDA driver that computes nothing: it answers as the tests want and writes down what it was asked.
  *
  * FOLIO_STUB picks what goes wrong: "ok", "toolkit_stub", "no_device", "old", "driver_of_cuda_12",
- * "out_of_memory" or "launch_failure". "cc_10_3" is a device of compute capability 10.3, and "cc_10_0_of_cuda_12"
+ * "out_of_memory", "no_pools" or "launch_failure". "cc_10_3" is a device of compute capability 10.3, and "cc_10_0_of_cuda_12"
  * one under an older driver. -DWITHOUT_TENSOR_MAPS builds a driver that lacks a function.
  * folio_stub_fail makes one later call fail. Launches and uploads are kept with what they carried.
- * Page-locked memory lies from 2^45 on, and the device has it at twice the address.
+ * Page-locked memory of the tests lies from 2^45 on, and the device has it at twice the address. Memory of the device that
+ * is allocated here lies from 2^42 on; nobody may read it. Page-locked memory that is allocated here is the process's.
  * Streams: 0x1000 belongs to the primary context, 0x2000 to another one, 0x3000 is being captured. */
 #include <stdint.h>
 #include <stdio.h>
@@ -150,6 +151,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, unsigned attribute, int device)
     case 38: *value = 50 << 20; return OK;       /* L2 */
     case 75: *value = major; return OK;          /* compute capability */
     case 76: *value = minor; return OK;
+    case 115: *value = !mode_is("no_pools"); return OK;
     case 97: *value = major == 12 || (major == 8 && minor) ? 101376 : 232448; return OK; /* shared memory of a block */
     default: return INVALID_VALUE;
     }
@@ -287,12 +289,15 @@ EXPORT CUresult cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, 
 
 EXPORT CUresult cuPointerGetAttribute(void *data, unsigned attribute, uint64_t pointer) {
     note("cuPointerGetAttribute");
+    if (attribute == 9 && pointer >> 42 == 1) return *(int *)data = 0, OK;
     if (attribute != 3 || pointer >> 45 != 1) return INVALID_VALUE;
     return *(uint64_t *)data = 2 * pointer, OK;
 }
 
-/* An event is pending from its recording until somebody waits for it. */
-struct event { int pending; };
+/* An event is pending from its recording until somebody waits for it, or for the device. */
+struct event { unsigned pending; };
+static unsigned recorded, finished;
+EXPORT void folio_stub_finish(void) { finished = recorded; }
 EXPORT CUresult cuEventCreate(struct event **event, unsigned flags) {
     note("cuEventCreate");
     *event = calloc(1, sizeof **event);
@@ -303,12 +308,59 @@ EXPORT CUresult cuEventRecord(struct event *event, void *stream) {
     (void)stream;
     note("cuEventRecord");
     if (fails("cuEventRecord")) return UNKNOWN;
-    return event->pending = 1, OK;
+    return event->pending = ++recorded, OK;
 }
-EXPORT CUresult cuEventQuery(struct event *event) { return note("cuEventQuery"), event->pending ? NOT_READY : OK; }
+EXPORT CUresult cuEventQuery(struct event *event) {
+    return note("cuEventQuery"), event->pending > finished ? NOT_READY : OK;
+}
 EXPORT CUresult cuEventSynchronize(struct event *event) {
     event->pending = 0;
     return note("cuEventSynchronize"), OK;
+}
+
+/* What is asked of memory, and on which stream. */
+static void note_memory(const char *call, uint64_t number, void *stream) {
+    char text[96];
+    snprintf(text, sizeof text, "%s %llu stream %#lx", call, (unsigned long long)number, (unsigned long)(uintptr_t)stream);
+    note(text);
+}
+static CUresult allocate(const char *call, uint64_t *address, size_t bytes, void *stream) {
+    static uint64_t next = 1ull << 42;
+    note_memory(call, bytes, stream);
+    if (!depth || !bytes) return INVALID_VALUE;
+    if (fails(call)) return OUT_OF_MEMORY;
+    *address = next;
+    next += (bytes + 511) / 512 * 512;
+    return OK;
+}
+EXPORT CUresult cuMemAllocAsync(uint64_t *address, size_t bytes, void *stream) {
+    return allocate("cuMemAllocAsync", address, bytes, stream);
+}
+EXPORT CUresult cuMemAlloc_v2(uint64_t *address, size_t bytes) { return allocate("cuMemAlloc", address, bytes, NULL); }
+EXPORT CUresult cuMemFreeAsync(uint64_t address, void *stream) {
+    return note_memory("cuMemFreeAsync", address, stream), depth ? OK : INVALID_VALUE;
+}
+EXPORT CUresult cuMemFree_v2(uint64_t address) {
+    return note_memory("cuMemFree", address, NULL), depth ? OK : INVALID_VALUE;
+}
+EXPORT CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+    note_memory("cuMemHostAlloc", bytes, NULL);
+    if (!depth || !bytes || flags) return INVALID_VALUE;
+    if (fails("cuMemHostAlloc")) return OUT_OF_MEMORY;
+    *address = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return OK;
+}
+EXPORT CUresult cuMemFreeHost(void *address) {
+    note("cuMemFreeHost");
+    if (!depth) return INVALID_VALUE;
+    return free(address), OK;
+}
+/* How strict captures are with a thread: 0 is the driver's default, 2 lets it call what it likes. */
+static __thread unsigned strictness;
+EXPORT unsigned folio_stub_strictness(void) { return strictness; }
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(unsigned *mode) {
+    unsigned before = strictness;
+    return strictness = *mode, *mode = before, OK;
 }
 EXPORT CUresult cuMemcpyHtoDAsync_v2(uint64_t destination, const void *source, size_t bytes, void *stream) {
     (void)stream;

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Optional, Protocol
 
+from folio._driver_memory import device_of
 from folio._generated import errors
 from folio._generated.constants import Device
 from folio._generated.ffi import ffi
@@ -182,11 +183,11 @@ class _ArrayInterface:
         if strides is not None:
             strides = _in_elements(strides, interface["shape"], size)
         on_device = self._attribute == "__cuda_array_interface__"
-        device = (_CUDA, _device_id(array)) if on_device else _HOST
+        device = (_CUDA, _device_id(array, address)) if on_device else _HOST
         return address or 0, device, code, interface["shape"], strides, not read_only, None
 
 
-def _device_id(array) -> int:
+def _device_id(array, address) -> int:
     """The ordinal of the device that the array is on, which the interface does not say."""
     device = getattr(array, "device", None)
     found = getattr(device, "id", device)
@@ -194,7 +195,13 @@ def _device_id(array) -> int:
         return found
     if hasattr(array, "__dlpack_device__"):
         return array.__dlpack_device__()[1]
-    raise Refusal("does not say which device it is on; tensors with a `device` or `__dlpack_device__` are accepted")
+    try:
+        return device_of(address)
+    except (OSError, errors.Error) as error:
+        raise Refusal(
+            f"does not say which device it is on, nor does the CUDA driver ({error}); tensors with a `device` or"
+            " `__dlpack_device__`, or in memory that the driver knows, are accepted"
+        ) from error
 
 
 class _Dlpack:

@@ -68,7 +68,8 @@ def stream_pointer(context: Context, stream: Any, borrowed: Borrowed) -> Any:
     if stream is None:
         if not context.on_cuda:
             return ffi.NULL
-        stream = current_stream(borrowed.tensors, context.device_id)
+        # With the call lives the framework's stream, which may be nobody else's.
+        stream = borrowed.stream = current_stream(borrowed.tensors, context.device_id)
     return ffi.cast("void *", stream_number(stream))
 
 

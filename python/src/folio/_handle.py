@@ -11,11 +11,13 @@ from typing import Any, NamedTuple, Optional, TypeVar
 from folio._binding import Borrowed, Struct
 from folio._calls import Call, object_call, stream_pointer
 from folio._context import Context
+from folio._driver_memory import DriverMemory
 from folio._errors import call
 from folio._generated import errors
 from folio._generated.constants import Device
 from folio._generated.ffi import ffi
 from folio._library import function
+from folio._streams import stream_number
 from folio._tensors import Tensor, TensorLike, compact_strides
 
 H = TypeVar("H", bound="Handle")
@@ -43,12 +45,13 @@ class Workspace:
         host: compact tensor on the host, page-locked for CUDA; None where host_bytes is 0.
     """
 
-    __slots__ = ("__weakref__", "_kept", "c")
+    __slots__ = ("__weakref__", "_driver_memory", "_kept", "c")
 
     def __init__(self, device: Optional[TensorLike] = None, host: Optional[TensorLike] = None):
         self.c = ffi.new("folio_workspace *")
         self.c.struct_size = ffi.sizeof("folio_workspace")
         self._kept: list[Any] = []
+        self._driver_memory: Optional[DriverMemory] = None
         for name, array in (("device", device), ("host", host)):
             if array is not None:
                 tensor = Tensor.of(array, name)
@@ -66,33 +69,52 @@ class Workspace:
         self._kept.append(owner)
 
     @classmethod
-    def allocate(cls, info: WorkspaceInfo, context: Context, stream: int) -> Workspace:
-        """Memory of the process for the CPU; of torch, where that is loaded, for a CUDA device.
+    def allocate(cls, info: WorkspaceInfo, context: Context, stream: Any) -> Workspace:
+        """Memory for plans on a stream: of the process for the CPU, of torch or the driver for a CUDA device."""
+        if not context.on_cuda:
+            return cls._of_process(info)
+        torch = sys.modules.get("torch")
+        # torch keeps what it frees, so where it uses the GPU the driver may have none left. A torch without CUDA, or
+        # one that is there for the CPU, has none to give.
+        if torch is not None and torch.cuda.is_initialized():
+            return cls._of_torch(torch, info, f"cuda:{context.device_id}", stream_number(stream))
+        return cls._of_driver(info, context.device_id, stream)
 
-        torch gives memory again in the order of the stream that it was allocated on, so that is the plan's.
-        """
-        if context.on_cuda:
-            torch = sys.modules.get("torch")
-            if torch is None:
-                raise errors.WorkspaceTooSmallError(
-                    f"workspace is None, and no torch is loaded to allocate it; folio.Workspace(device=, host=) of"
-                    f" {info.device_bytes} bytes on the device and {info.host_bytes} on the host is accepted"
-                )
-            device = f"cuda:{context.device_id}"
-            used_on = torch.cuda.ExternalStream(stream, device=device)
-            with torch.cuda.stream(used_on):
-                memory = torch.empty(info.device_bytes, dtype=torch.uint8, device=device)
-            # Whatever torch's default device is.
-            host = torch.empty(info.host_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-            workspace = cls(memory, host)
-            weakref.finalize(workspace, _retire, torch.cuda, host, used_on).atexit = False
-            return workspace
+    @classmethod
+    def _of_process(cls, info: WorkspaceInfo) -> Workspace:
         workspace = cls()
         if info.host_bytes:
             # Pages that are never touched take no memory, and nothing is zeroed twice.
             memory = ffi.from_buffer(mmap.mmap(-1, info.host_bytes))
             workspace._take("host", memory, info.host_bytes, memory)
         return workspace
+
+    @classmethod
+    def _of_torch(cls, torch: Any, info: WorkspaceInfo, device: str, stream: int) -> Workspace:
+        """torch gives memory again in the order of the stream that it was allocated on, so that is the plan's."""
+        used_on = torch.cuda.ExternalStream(stream, device=device)
+        with torch.cuda.stream(used_on):
+            memory = torch.empty(info.device_bytes, dtype=torch.uint8, device=device)
+        # Whatever torch's default device is.
+        host = torch.empty(info.host_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        workspace = cls(memory, host)
+        weakref.finalize(workspace, _retire, torch.cuda, host, used_on).atexit = False
+        return workspace
+
+    @classmethod
+    def _of_driver(cls, info: WorkspaceInfo, device_id: int, stream: Any) -> Workspace:
+        memory = DriverMemory(device_id, info.device_bytes, info.host_bytes, stream)
+        workspace = cls()
+        workspace._driver_memory = memory
+        workspace._take("device", ffi.cast("void *", memory.device), info.device_bytes, memory)
+        workspace._take("host", ffi.cast("void *", memory.host), info.host_bytes, memory)
+        weakref.finalize(workspace, memory.end).atexit = False
+        return workspace
+
+    def planned_on(self, stream: Any) -> None:
+        """Tells on which stream the last plan is. It is kept until the workspace ends, which the device tells there."""
+        if self._driver_memory is not None:
+            self._driver_memory.stream = stream
 
 
 #: Page-locked memory of workspaces that ended, and the event behind the last copy out of it; None: it stays.
@@ -164,8 +186,9 @@ class Handle:
         stream = stream_pointer(self.context, values["stream"], borrowed)
         workspace = values["workspace"] or self._workspace
         if workspace is None:
-            workspace = Workspace.allocate(self.workspace_info, self.context, int(ffi.cast("uintptr_t", stream)))
+            workspace = Workspace.allocate(self.workspace_info, self.context, borrowed.stream)
         call(self._function("plan"), self.c, *bound, workspace.c, stream)
+        workspace.planned_on(borrowed.stream)
         # Page ids on a device, and the workspace, are read until the next plan.
         self._workspace, self._planned = workspace, borrowed
 

@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 
 
 def _torch_stream(device_id: int) -> int:
+    # torch's streams never end.
     return sys.modules["torch"].cuda.current_stream(device_id).cuda_stream
 
 
-def _paddle_stream(device_id: int) -> int:
-    return sys.modules["paddle"].device.cuda.current_stream(device_id).cuda_stream
+def _paddle_stream(device_id: int) -> Any:
+    return sys.modules["paddle"].device.cuda.current_stream(device_id)
 
 
-def _cupy_stream(device_id: int) -> int:
+def _cupy_stream(device_id: int) -> Any:
     cupy = sys.modules["cupy"]
     with cupy.cuda.Device(device_id):
-        return cupy.cuda.get_current_stream().ptr
+        return cupy.cuda.get_current_stream()
 
 
-_CURRENT_STREAM: dict[Optional[str], Callable[[int], int]] = {
+#: The current stream of a device, a number or the framework's object, by framework.
+_CURRENT_STREAM: dict[Optional[str], Callable[[int], Any]] = {
     "torch": _torch_stream,
     "paddle": _paddle_stream,
     "cupy": _cupy_stream,
@@ -51,7 +53,7 @@ def stream_number(stream: Any) -> int:
     )
 
 
-def current_stream(tensors: Iterable[Tensor], device_id: int) -> int:
+def current_stream(tensors: Iterable[Tensor], device_id: int) -> Any:
     """The current stream of the framework that the tensors are of, those on a CUDA device first."""
     for tensor in sorted(tensors, key=lambda tensor: tensor.device_type != Device.CUDA):
         current = _CURRENT_STREAM.get(tensor.framework)
