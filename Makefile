@@ -20,7 +20,7 @@
 #   make wheel                        the Python package, with the library inside, to build/wheels
 #   make test-torch-ops, test-vllm, test-sglang
 #                                     the integrations, in a virtual environment of 7 GB with PyTorch and vLLM
-#   make test-python-gpu              the Python packages on a GPU, with the PyTorch of PYTHON
+#   make test-python-gpu              the Python packages on a GPU, with the PyTorch of PYTHON, and CuPy, JAX, Paddle, Numba
 #   make test-grids-gpu               of them, the grids of the peers' unit tests
 #   make test-vllm-gpu                vLLM's engine on a GPU, with the vLLM of PYTHON
 #   make test-sglang-gpu              SGLang's, with the SGLang of PYTHON
@@ -235,15 +235,15 @@ test-python:
 	$(PYTHON_TEST)/bin/pip --disable-pip-version-check install --quiet $(BUILD)/wheels/*.whl pytest numpy ml_dtypes
 	cd python && env -u FOLIO_LIBRARY -u PYTHONPATH $(PYTHON_TEST)/bin/python -m pytest --quiet
 
-# On a machine with a GPU, whose Python has PyTorch, NumPy, cffi and pytest: nothing is installed. The library is that of
-# `make demo`, or FOLIO_LIBRARY's.
+# On a machine with a GPU, whose Python has PyTorch, NumPy, cffi and pytest: nothing is installed. CuPy, JAX, Paddle and
+# Numba are tested where they and ml_dtypes are there. The library is that of `make demo`, or FOLIO_LIBRARY's.
 GPU_SOURCES := $(CURDIR)/python/src:$(CURDIR)/integrations/torch/src:$(CURDIR)/integrations/sglang/src
 GPU_TESTS := test-python-gpu test-grids-gpu test-grids
 $(GPU_TESTS): export PYTHONPATH := $(GPU_SOURCES)
 $(GPU_TESTS): export FOLIO_LIBRARY ?= $(CARGO_TARGET_DIR)/release/libfolio.so
 test-python-gpu: test-grids-gpu
 	$(call say,The Python packages on a GPU)
-	cd python && $(PYTHON) -m pytest --quiet tests/test_gpu.py
+	cd python && $(PYTHON) -m pytest --quiet tests/test_gpu.py tests/test_gpu_frameworks.py
 	cd integrations/torch && $(PYTHON) -m pytest --quiet tests -k "not cpu"
 	cd integrations/sglang && $(PYTHON) -m pytest --quiet tests -k "not cpu"
 	cd integrations/vllm && $(PYTHON) -m pytest --quiet tests/test_plans_gpu.py
