@@ -24,6 +24,10 @@ def test_framework(framework):
             pytest.skip(f"no {needed}")
     # JAX would take three quarters of the memory.
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    script = [sys.executable, str(TESTS / "framework_on_a_gpu.py"), framework]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300)
+    script = [sys.executable, "-u", "-X", "faulthandler", str(TESTS / "framework_on_a_gpu.py"), framework]
+    try:
+        done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=200)
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(f"{late}: {late.stdout}")
+    print(done.stdout)  # pytest -rP shows it
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
