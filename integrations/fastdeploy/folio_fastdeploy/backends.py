@@ -29,10 +29,14 @@ class FolioMetadata(AttentionMetadata):
     #: Prompts over a cached context: chunked prefill, prefix caching.
     has_chunks: bool = False
     has_fresh_prompts: bool = False
+    #: New tokens of all requests, and the cached contexts of prompts.
+    num_keys: int = 0
     #: MLA: which requests have no cached context, [B], in steps where a prompt has one; else None.
     fresh: Optional[paddle.Tensor] = None
-    #: MLA: what FastDeploy's newest models ask for before they read latents back and put them before the new ones.
+    #: MLA: what some of FastDeploy's models ask for before they read latents back and put them before the new ones.
     has_prefix_cache: bool = False
+    #: MLA: where the keys of each request begin, [B + 1], once a model has read latents back.
+    cu_seqlens_k: Optional[paddle.Tensor] = None
     #: The backends that have it.
     readers: set = field(default_factory=set)
 
@@ -75,11 +79,11 @@ class FolioBackend(AttentionBackend):
         What a step is; fills max_len_tensor_cpu, by which models decide between prompts and decodes. The lengths are copied to
         the host once, here: whoever asks for them again waits for the device again.
         """
-        chunks, fresh = folio_paddle_ops.folio_max_lengths(meta.seq_lens_encoder, meta.seq_lens_decoder,
-                                                           meta.seq_lens_this_time, meta.max_len_tensor_cpu)
+        chunks, fresh, num_keys = folio_paddle_ops.folio_max_lengths(meta.seq_lens_encoder, meta.seq_lens_decoder,
+                                                                     meta.seq_lens_this_time, meta.max_len_tensor_cpu)
         lengths = meta.max_len_tensor_cpu.numpy()
         return FolioMetadata(has_prompts=bool(lengths[1] > 0), has_decodes=bool(lengths[4] > 0), has_chunks=chunks,
-                             has_fresh_prompts=fresh)
+                             has_fresh_prompts=fresh, num_keys=num_keys)
 
     def get_attntion_meta(self):
         """FastDeploy's spelling."""
@@ -148,6 +152,7 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
         model = fd_config.model_config
         self.kv_lora_rank, self.qk_rope_head_dim = model.kv_lora_rank, model.qk_rope_head_dim
         self.awaited = None  # the layer whose call with k=None has to come
+        self.k_has_contexts = False  # in this step's last call with k
         ops.replace_merge()
         # The scale of the heads before absorption, with YaRN's factor where the model has it.
         self.softmax_scale = (model.qk_nope_head_dim + model.qk_rope_head_dim) ** -0.5 * yarn_mscale(
@@ -162,12 +167,13 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
     def init_attention_metadata(self, forward_meta):
         """As every backend's; a call that the last step has left out is found here."""
         self.require_absorbed_call()
+        self.k_has_contexts = False
         super().init_attention_metadata(forward_meta)
 
     def metadata_of(self, meta):
         """
-        Prompts with a cached context (chunked prefill, prefix caching) are attended in the absorbed form, as decodes are:
-        k and v of a step hold its new tokens only, the cache holds the latents of all of them.
+        Prompts with a cached context (chunked prefill, prefix caching) are attended in the absorbed form, as decodes are,
+        where k and v of a step hold its new tokens only: the cache holds the latents of all of them.
         """
         step = super().metadata_of(meta)
         if step.has_chunks:
@@ -186,41 +192,54 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
 
     def forward_mixed(self, q, k, v, qkv, compressed_kv, k_pe, layer, forward_meta):
         """
-        With k and v: prompts without a cached context, [T, H, v's width]. Without: requests with one, [T, H kv_lora_rank];
-        other rows are 0. Models merge the two, or add them under a mask that is true for all prompts; so where prompts
-        have a context, the first leaves the rows of the second 0.
+        With k and v: prompts, [T, H, v's width]. Without: decodes, [T, H kv_lora_rank]. Prompts over a cached context are
+        attended with k and v where the model has put their context there, and without else. Other rows are 0: models merge
+        the two, or add them under a mask that is true for all prompts.
         """
         meta = forward_meta
         cache = meta.caches[layer.layer_id]
         if k is not None:
             self.require_absorbed_call()
-            if k.shape[0] != q.shape[0]:
-                raise NotImplementedError(f"k has {k.shape[0]} rows and q {q.shape[0]}: a model that puts keys of the cached "
-                                          "context before the new ones has no code; as many as q's are accepted")
-            ops.op("prefill_mla_write_cache")(
+            self.k_has_contexts = self.has_contexts(k, q)
+            ops.op("prefill_mla_write_cache", "_v2")(
                 compressed_kv, k_pe, cache, meta.seq_lens_encoder, meta.seq_lens_decoder, meta.batch_id_per_token,
                 meta.cu_seqlens_q, meta.block_tables, None, "none", self.max_seq_len)
             return self.prompts(q, k, v, layer, meta)
         self.awaited = None
         ops.op("decode_mla_write_cache")(
             compressed_kv, k_pe, cache, meta.seq_lens_decoder, meta.seq_lens_encoder, meta.batch_id_per_token,
-            meta.cu_seqlens_q, meta.block_tables, "none", self.max_seq_len, self.use_speculate)
-        # The signature that says which requests are prompts, so that no list of tiles is read: any tensor stands for them.
-        # Here none is: all with a cached context are decoded.
-        return ops.op("multi_head_latent_attention", "_v1")(
-            q, cache, cache, paddle.zeros_like(meta.seq_lens_encoder), meta.seq_lens_decoder, meta.seq_lens_this_time,
-            meta.cu_seqlens_q, meta.batch_id_per_token, meta.block_tables, *[meta.max_len_tensor_cpu] * 14, *[None] * 11,
-            COMPUTE[q.dtype], "none", self.kv_lora_rank, self.max_seq_len, self.softmax_scale, 0.0, 0.0, 0.0,
-            self.max_draft_tokens, True, self.use_speculate)
+            meta.cu_seqlens_q, meta.block_tables, "none", self.use_speculate)
+        return self.absorbed(q, cache, meta)
+
+    def has_contexts(self, k, q):
+        """Whether k has the cached contexts of prompts before their new tokens. Newer models read them back."""
+        step = self.attention_metadata
+        if k.shape[0] == q.shape[0]:
+            return False
+        if not step.has_chunks or k.shape[0] != step.num_keys:
+            raise NotImplementedError(f"k has {k.shape[0]} rows and q {q.shape[0]}; accepted are as many as q has, or "
+                                      f"{step.num_keys}: those of this step and the cached contexts of its prompts")
+        return True
+
+    def starts_of_keys(self, meta):
+        """cu_seqlens_k with the contexts. Not all versions of FastDeploy that read them back count them there."""
+        step = self.attention_metadata
+        if step.cu_seqlens_k is None:
+            this_time, context = meta.seq_lens_this_time.flatten(), meta.seq_lens_decoder.flatten()
+            keys = this_time + paddle.where(meta.seq_lens_encoder.flatten() > 0, context, paddle.zeros_like(context))
+            step.cu_seqlens_k = paddle.concat([paddle.zeros([1], dtype="int32"), keys.cumsum(dtype="int32")])
+        return step.cu_seqlens_k
 
     def prompts(self, q, k, v, layer, meta):
-        """Attention of prompts over their own new tokens; in steps with cached contexts, 0 for the requests that have one."""
-        fresh = self.attention_metadata.fresh
+        """Attention of prompts over k; in steps with contexts that are not there, 0 for the requests that have one."""
+        step = self.attention_metadata
+        cu_seqlens_k = self.starts_of_keys(meta) if self.k_has_contexts else meta.cu_seqlens_q
+        fresh = None if self.k_has_contexts else step.fresh
         if fresh is not None:
             self.awaited = layer.layer_id
-            if not self.attention_metadata.has_fresh_prompts:
+            if not step.has_fresh_prompts:
                 return paddle.zeros([q.shape[0], *v.shape[1:]], dtype=q.dtype)
-        out = ops.flash_attention_v3_varlen(q, k, v, meta.cu_seqlens_q, meta.cu_seqlens_k, None, None, causal=self.causal,
+        out = ops.flash_attention_v3_varlen(q, k, v, meta.cu_seqlens_q, cu_seqlens_k, None, None, causal=self.causal,
                                             softmax_scale=self.softmax_scale)[0]
         if fresh is None:
             return out
@@ -228,6 +247,27 @@ class FolioMLAAttentionBackend(FolioBackend, MLAAttentionBackend):
         request = paddle.searchsorted(meta.cu_seqlens_q[1:], token, right=True)
         rows = paddle.concat([fresh, paddle.zeros([1], dtype="bool")])[request]
         return paddle.where(rows[:, None, None], out, paddle.zeros_like(out))
+
+    def absorbed(self, q, cache, meta):
+        """
+        Attention over latents: of decodes, and of prompts whose context was not in k. A model that has set cache_seqlens gives
+        one row for each request, the first of its new tokens.
+        """
+        all_with_context = ops.prompts_were_decoded = not self.k_has_contexts
+        prompts, context, this_time = meta.seq_lens_encoder, meta.seq_lens_decoder, meta.seq_lens_this_time
+        cu_seqlens_q = meta.cu_seqlens_q
+        if getattr(meta, "cache_seqlens", None) is not None:
+            if self.use_speculate or all_with_context and self.attention_metadata.has_chunks:
+                raise NotImplementedError("the model gives one row for each request, and drafts or prompts over a cached context "
+                                          "have more; without USE_FLASH_MLA models give all rows on Hopper")
+            this_time = this_time.clip(max=1)
+            cu_seqlens_q = paddle.arange(q.shape[0] + 1, dtype="int32")
+        # The signature that says which requests are prompts, so that no list of tiles is read: any tensor stands for them.
+        return ops.op("multi_head_latent_attention", "_v1")(
+            q, cache, cache, paddle.zeros_like(prompts) if all_with_context else prompts, context, this_time,
+            cu_seqlens_q, meta.batch_id_per_token, meta.block_tables, *[meta.max_len_tensor_cpu] * 14, *[None] * 11,
+            COMPUTE[q.dtype], "none", self.kv_lora_rank, self.max_seq_len, self.softmax_scale, 0.0, 0.0, 0.0,
+            self.max_draft_tokens, True, self.use_speculate)
 
 
 def rotates_by_three_axes(fd_config):

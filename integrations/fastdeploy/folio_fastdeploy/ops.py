@@ -15,24 +15,27 @@ import folio_paddle_ops
 
 from .rebinding import replace
 
-#: Suffixes of the signatures of each op, by generation, newest first; the last stands for all generations before.
+#: Suffixes of the signatures of each op, by generation, newest first; the last stands for all generations before. What comes
+#: after the fourth is of times between versions.
 SIGNATURES = {
-    "get_block_shape_and_split_kv_block": ("", "", "_v2", "_v1"),
-    "prefill_mla_write_cache": ("", "", "_v1"),
-    "decode_mla_write_cache": ("",),
-    "multi_head_latent_attention": ("", "", "_v1"),
+    "get_block_shape_and_split_kv_block": ("", "", "", "_v3", "_v2", "_v1"),
+    "prefill_mla_write_cache": ("", "_v2", "_v2", "_v1"),
+    "decode_mla_write_cache": ("", "_v1"),
+    "multi_head_latent_attention": ("", "", "", "", "_v1"),
     "merge_prefill_decode_output": ("",),
     "get_position_ids_and_slot_mapping": ("",),
-    "append_attention": ("", "_v3", "_v2"),
-    "append_attention_with_output": ("", "_v3", "_v2"),
-    "gqa_rope_write_cache": ("", "_v2", "_v1"),
-    "pre_cache_len_concat": ("", "", "_v1"),
+    "append_attention": ("", "", "_v3", "_v3", "_v2"),
+    "append_attention_with_output": ("", "", "_v3", "_v3", "_v2"),
+    "gqa_rope_write_cache": ("", "", "", "_v1", "_v2"),
+    "pre_cache_len_concat": ("", "", "", "_v1"),
     "flash_mask_attention": ("", "", "_v1"),
     "config_for_attention": ("",),
     "decoder_write_cache_with_rope": ("",),
     "decode_unified_attention": ("",),
     "decode_append_attention": ("",),
 }
+#: The last version of each generation but the newest.
+LAST = ([2, 6], [2, 4], [2, 3])
 
 
 def arguments(function):
@@ -54,11 +57,11 @@ def names(function):
 
 
 def generation(version):
-    """How many generations ago a FastDeploy version is: 0 now, 1 for 2.4, 2 for 2.3, 3 before. Unknown versions are new."""
+    """How many generations ago a FastDeploy version is: 0 after 2.6, 3 for 2.3 and before. Unknown versions are new."""
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     if len(numbers) < 2 or numbers[0] == 0:
         return 0
-    return sum(numbers <= last for last in ([2, 4], [2, 3], [2, 2]))
+    return sum(numbers <= last for last in LAST)
 
 
 def choose(name, installed, version):
@@ -80,18 +83,27 @@ def choose_by_types(name, wanted, version):
     return offered[wanted]
 
 
+def alike(wanted, own):
+    """
+    How many arguments have the same name, or None of other signatures: single arguments have had other names from version to
+    version, but none has moved. FastDeploy's registered ops may lack the last argument that the function has.
+    """
+    if len(own) - len(wanted) not in (0, 1):
+        return None
+    if any(a != b and (a in own or b in wanted) for a, b in zip(wanted, own)):
+        return None
+    return sum(a == b for a, b in zip(wanted, own))
+
+
 def choose_by_names(name, wanted, version):
-    """As many arguments, and most of them of the same name: single ones have had others from version to version."""
+    """As many arguments, most of them of the same name, and those at the same place."""
     offered = {suffix: names(getattr(folio_paddle_ops, f"static_op_folio_{name}{suffix}")) for suffix in SIGNATURES[name]}
-    alike = {suffix: sum(a == b for a, b in zip(wanted, own)) for suffix, own in offered.items() if len(own) == len(wanted)}
-    if not alike:
-        known = " or ".join(str(count) for count in sorted({len(own) for own in offered.values()}))
-        raise RuntimeError(f"FastDeploy {version} has {name} with {len(wanted)} arguments; Folio has it with {known}")
-    chosen = max(alike, key=alike.get)
-    if 2 * alike[chosen] < len(wanted):
-        raise RuntimeError(f"FastDeploy {version} has {name} with the arguments {', '.join(wanted)}; Folio has it with "
-                           f"{', '.join(offered[chosen])}")
-    return chosen
+    matches = {(len(own) == len(wanted), alike(wanted, own)): suffix for suffix, own in offered.items()
+               if 2 * (alike(wanted, own) or 0) >= len(wanted)}
+    if not matches:
+        known = " or ".join(", ".join(own) for own in offered.values())
+        raise RuntimeError(f"FastDeploy {version} has {name} with the arguments {', '.join(wanted)}; Folio has it with {known}")
+    return matches[max(matches)]
 
 
 def op(name, suffix=""):
@@ -137,10 +149,17 @@ def flash_attn_unpadded(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqle
     return folio_paddle_ops.folio_flash_attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, scale, causal)[0], None
 
 
+#: Whether the last call of FolioMLAAttentionBackend without k has attended prompts over a cached context too.
+prompts_were_decoded = False
+
+
 def merge_rows_with_a_past(encoder_res, decoder_res, seq_lens_encoder, *more):
-    """merge_prefill_decode_output for FolioMLAAttentionBackend, which decodes every row with a cached context: these are copied."""
-    no_prompts = paddle.zeros_like(seq_lens_encoder)
-    return op("merge_prefill_decode_output")(encoder_res, decoder_res, no_prompts, *more)
+    """
+    merge_prefill_decode_output for FolioMLAAttentionBackend, which models call after its call without k. Where that has
+    attended every row with a cached context, these are copied; else those of decodes, as FastDeploy's op does it.
+    """
+    prompts = paddle.zeros_like(seq_lens_encoder) if prompts_were_decoded else seq_lens_encoder
+    return op("merge_prefill_decode_output")(encoder_res, decoder_res, prompts, *more)
 
 
 def replace_merge():

@@ -14,20 +14,20 @@ from steps import CHUNK, DECODE, DRAFT, IDLE, INACTIVE, MIXED, PROMPT, Step, arr
 from test_append import TOLERANCE, Layer
 
 
-class ForwardMeta(types.SimpleNamespace):
-    """Attributes that nobody set are None, as FastDeploy's are."""
-
-    def __getattr__(self, name):
-        return None
+def given(step, caches, **more):
+    """What FastDeploy's metadata of a step holds. Keys are counted as its newest versions count them: with contexts of prompts."""
+    encoder, decoder, this_time = step.lengths()
+    batch_ids, cu, table = step.tensors()
+    keys = [t + (d if e > 0 else 0) for e, d, t in zip(step.encoder, step.decoder, step.this_time)]
+    return dict(seq_lens_encoder=encoder, seq_lens_decoder=decoder, seq_lens_this_time=this_time, batch_id_per_token=batch_ids,
+                cu_seqlens_q=cu, cu_seqlens_k=tensor([0, *np.cumsum(keys)]), block_tables=table, caches=caches,
+                max_len_tensor_cpu=on_host([0] * 9), **more)
 
 
 def forward_meta(step, caches, **more):
-    encoder, decoder, this_time = step.lengths()
-    batch_ids, cu, table = step.tensors()
-    return ForwardMeta(
-        seq_lens_encoder=encoder, seq_lens_decoder=decoder, seq_lens_this_time=this_time, batch_id_per_token=batch_ids,
-        cu_seqlens_q=cu, cu_seqlens_k=cu, block_tables=table, caches=caches, forward_mode="mixed",
-        max_len_tensor_cpu=on_host([0] * 9), **more)
+    from fastdeploy.model_executor.forward_meta import ForwardMeta
+
+    return ForwardMeta(None, **given(step, caches, **more))
 
 
 def config(**model):
@@ -45,7 +45,9 @@ def test_attention_of_two_layers(load, mode):
     step = Step(MIXED, column=True)
     layers = [Layer(step, neox=True, norm=True), Layer(step, bias=True)]
     meta = forward_meta(step, [cache for layer in layers for cache in (layer.k_cache, layer.v_cache)])
-    meta.forward_mode = mode
+    from fastdeploy.model_executor.forward_meta import ForwardMode
+
+    meta.forward_mode = ForwardMode[mode.upper()]
     backend.init_attention_metadata(meta)
     assert backend.get_attntion_meta().has_prompts and backend.get_attntion_meta().has_decodes
     for i, (layer, window) in enumerate(zip(layers, (0, 7))):
@@ -89,9 +91,10 @@ def test_cache_shapes(load):
         backend.get_kv_cache_shape(9, "int8")
 
 
-def mla_backend(load, **more):
-    model = dict(head_dim=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=24, **more)
-    return load(FD_ATTENTION_BACKEND="FOLIO_MLA_ATTN").backend()(config(**model), 1, 3, 32)
+def mla_backend(load, drafts=True):
+    made = config(head_dim=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=24)
+    made.speculative_config.method = "mtp" if drafts else None
+    return load(FD_ATTENTION_BACKEND="FOLIO_MLA_ATTN").backend()(made, 1, 3, 32)
 
 
 def test_scale_with_yarn(load):
@@ -147,21 +150,52 @@ class MlaLayer:
     def check(self, out, scale):
         np.testing.assert_allclose(array(out), self.expected(scale), atol=self.tolerance, rtol=self.tolerance)
 
-    def run(self, backend, meta, absorbed_call=True, merge=True):
+    def up(self, latents, ropes):
+        """k and v."""
+        k = np.einsum("tl,hpl->thp", latents, self.w_uk)
+        return np.concatenate([k, np.repeat(ropes[:, None], self.heads, 1)], -1), np.einsum("tl,hlv->thv", latents, self.w_uv)
+
+    def with_contexts(self):
+        """Latents and their rotated parts with the cached contexts of prompts before the new ones, as newer models read them back."""
+        step, records, rows = self.step, array(self.cache), []
+        for b in range(len(step.rows)):
+            context = step.decoder[b] if step.encoder[b] > 0 else 0
+            places = [step.place(b, position) for position in range(context)]
+            rows += [records[page, 0, offset] for page, offset in places]
+            rows += [np.concatenate([self.c[t], self.k_pe[t]]) for t in range(step.cu[b], step.cu[b + 1])]
+        return np.split(np.array(rows), [self.latent], axis=1)
+
+    def absorbed(self, call, meta, one_row):
+        """[T, H v] of the call without k. `one_row`: as models do it for kernels that take one token of each request."""
+        step = self.step
+        q_latent = np.einsum("thp,hpl->thl", self.q[..., :self.nope], self.w_uk)
+        query = np.concatenate([q_latent, self.q[..., self.nope:]], -1).reshape(step.num_tokens, -1)
+        if one_row:
+            requests = np.flatnonzero((step.decoder > 0) & (step.this_time > 0))
+            picked = np.full([len(step.rows), query.shape[1]], 7.0)  # what was in the memory
+            picked[requests], query = query[step.cu[requests]], picked
+            meta.cache_seqlens = tensor([1])
+        latents = array(call(self.given(query), None, None)).reshape(-1, self.heads, self.latent)
+        out = np.einsum("thl,hlv->thv", latents, self.w_uv).reshape(len(latents), -1)
+        if not one_row:
+            return out
+        spread = np.full([step.num_tokens, out.shape[1]], np.nan)
+        spread[step.cu[requests]] = out[requests]
+        return spread
+
+    def run(self, backend, meta, absorbed_call=True, merge=True, read_back=False, one_row=False):
         """[T, H v]. `merge`: by the op of FastDeploy's newer models; else by the sum of its early ones."""
         T, layer = self.step.num_tokens, types.SimpleNamespace(layer_id=0)
         call = lambda query, k, v: backend.forward(
             query, k, v, None, self.given(self.c), self.given(self.k_pe), layer, meta)
         out = paddle.zeros([T, self.heads * self.value], dtype=self.dtype)
         if meta.max_len_tensor_cpu[1] > 0:
-            k = np.concatenate([np.einsum("tl,hpl->thp", self.c, self.w_uk), np.repeat(self.k_pe[:, None], self.heads, 1)], -1)
-            v = np.einsum("tl,hlv->thv", self.c, self.w_uv)
+            k, v = self.up(*(self.with_contexts() if read_back else (self.c, self.k_pe)))
             out = call(self.given(self.q), self.given(k), self.given(v)).reshape([T, -1])
         if meta.max_len_tensor_cpu[2] > 0 and absorbed_call:
-            q_latent = np.einsum("thp,hpl->thl", self.q[..., :self.nope], self.w_uk)
-            absorbed = np.concatenate([q_latent, self.q[..., self.nope:]], -1)
-            latents = array(call(self.given(absorbed.reshape(T, -1)), None, None)).reshape(T, self.heads, self.latent)
-            decoded = self.given(np.einsum("thl,hlv->thv", latents, self.w_uv).reshape(T, -1))
+            decoded = self.given(self.absorbed(call, meta, one_row))
+            if not meta.max_len_tensor_cpu[1] > 0:
+                return decoded
             if not merge:
                 prompt = np.repeat(self.step.encoder > 0, self.step.this_time)
                 return out * self.given(prompt[:, None]) + decoded
@@ -204,6 +238,40 @@ def test_mla_of_a_step(load, rows, merge):
     out = layer.run(backend, meta, merge=merge)
     layer.check(out, backend.softmax_scale)
     backend.init_attention_metadata(meta)
+
+
+@pytest.mark.parametrize("one_row", [False, True])
+@pytest.mark.parametrize("rows", [[CHUNK], [CHUNK, DECODE], [PROMPT, CHUNK], [DECODE, PROMPT, INACTIVE],
+                                  [PROMPT, CHUNK, DECODE, INACTIVE, (17, 40, 17), IDLE, (1, 16, 1)]], ids=str)
+def test_mla_of_a_model_that_reads_contexts_back(load, rows, one_row):
+    """R6: k has the contexts of prompts before their new tokens, so the call with k attends them, and the other one decodes."""
+    backend, step = mla_backend(load, drafts=not one_row), Step(rows, padded=0)
+    layer = MlaLayer(step)
+    meta = forward_meta(step, [layer.cache])
+    backend.init_attention_metadata(meta)
+    layer.check(layer.run(backend, meta, read_back=True, one_row=one_row), backend.softmax_scale)
+    backend.init_attention_metadata(meta)
+
+
+@pytest.mark.parametrize("rows", [[DECODE, IDLE, (0, 20, 1)], [PROMPT, DECODE, (0, 1, 1), INACTIVE]], ids=str)
+def test_mla_of_one_row_for_each_request(load, rows):
+    """Newer models pick the decodes' tokens out where the device is not Hopper. Rows of other requests are not read."""
+    backend, step = mla_backend(load, drafts=False), Step(rows, padded=0)
+    layer = MlaLayer(step)
+    meta = forward_meta(step, [layer.cache])
+    backend.init_attention_metadata(meta)
+    layer.check(layer.run(backend, meta, one_row=True), backend.softmax_scale)
+
+
+@pytest.mark.parametrize("rows, drafts", [([CHUNK, DECODE], False), ([DRAFT], True)], ids=str)
+def test_one_row_of_several_is_refused(load, rows, drafts):
+    """R6: the other rows of a prompt over its context, or of a draft, would be missing."""
+    backend, step = mla_backend(load, drafts), Step(rows, padded=0)
+    layer = MlaLayer(step)
+    meta = forward_meta(step, [layer.cache])
+    backend.init_attention_metadata(meta)
+    with pytest.raises(NotImplementedError, match="the model gives one row for each request, and drafts or prompts over"):
+        layer.run(backend, meta, one_row=True)
 
 
 def test_backends_of_a_step_look_at_its_lengths_once(load):
@@ -289,13 +357,13 @@ def test_the_runner_takes_it_for_an_mla_backend(load):
 
 
 def test_keys_of_the_context_before_the_new_ones_are_refused(load):
-    """R6: what FastDeploy's newest models read back for its own backend."""
+    """R6: where they are not the whole context, so that nothing says which they are."""
     backend, step = mla_backend(load), Step([CHUNK], padded=0)
     dtype = narrow_on_gpu()
     meta, layer = forward_meta(step, [step.cache([1, "BS", 40], dtype)]), types.SimpleNamespace(layer_id=0)
     backend.init_attention_metadata(meta)
-    q, k, v = (paddle.zeros([rows, 3, width], dtype=dtype) for rows, width in ((6, 32), (25, 32), (25, 16)))
-    with pytest.raises(NotImplementedError, match="k has 25 rows and q 6"):
+    q, k, v = (paddle.zeros([rows, 3, width], dtype=dtype) for rows, width in ((6, 32), (20, 32), (20, 16)))
+    with pytest.raises(NotImplementedError, match="k has 20 rows and q 6; accepted are as many as q has, or 25"):
         backend.forward(q, k, v, None, paddle.zeros([6, 32]), paddle.zeros([6, 8]), layer, meta)
 
 

@@ -86,9 +86,10 @@ def test_preferred_ops_are_replaced_wherever_they_were_imported(load):
     gpu = module("fastdeploy.model_executor.ops.gpu")
     assert all(is_folio(getattr(gpu, name)) for name in gpu.OPS)
     assert mla.multi_head_latent_attention_cuda is gpu.multi_head_latent_attention
-    assert append.append_attention is gpu.append_attention
+    around = module(ATTENTION + ".ops")
+    assert append.append_attention is around.append_attention and around.append_attention_gpu is gpu.append_attention
     assert is_folio(mla.flash_attn_unpadded) and not is_folio(module("paddle.nn.functional.flash_attention").flash_attn_unpadded)
-    cu, *_ = gpu.pre_cache_len_concat(*[paddle.to_tensor([0, 4], dtype="int32")] * 3, 8, 16)
+    cu, *_ = around.pre_cache_len_concat(*[paddle.to_tensor([0, 4], dtype="int32")] * 3, 8, 16)
     assert cu.numpy().tolist() == [0, 0, 8]
 
 
@@ -109,7 +110,9 @@ def test_a_preferred_backend_of_triton_functions_is_replaced_whole(load):
 @pytest.mark.parametrize("name, counts, suffix", [
     ("get_block_shape_and_split_kv_block", (19, 15), ""), ("get_block_shape_and_split_kv_block", (19, 14), "_v2"),
     ("get_block_shape_and_split_kv_block", (12, 7), "_v1"), ("multi_head_latent_attention", (45, 34), "_v1"),
-    ("prefill_mla_write_cache", (10, 8), "_v1"), ("append_attention", (54, 36), ""), ("append_attention", (53, 36), "_v3"),
+    ("get_block_shape_and_split_kv_block", (20, 15), "_v3"), ("prefill_mla_write_cache", (11, 10), ""),
+    ("prefill_mla_write_cache", (11, 9), "_v2"), ("prefill_mla_write_cache", (10, 8), "_v1"),
+    ("decode_mla_write_cache", (10, 8), ""), ("decode_mla_write_cache", (11, 8), "_v1"), ("append_attention", (54, 36), ""), ("append_attention", (53, 36), "_v3"),
     ("append_attention", (52, 36), "_v2"), ("append_attention_with_output", (54, 37), "_v3"),
     ("append_attention_with_output", (55, 37), ""), ("append_attention_with_output", (53, 37), "_v2"),
     ("gqa_rope_write_cache", (31, 26), "_v2"), ("gqa_rope_write_cache", (28, 24), "_v1"),
@@ -124,6 +127,7 @@ def test_signatures_are_found_by_their_arguments(load, name, counts, suffix):
 LENGTHS = "seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, "
 TILES = ("encoder_batch_ids, encoder_tile_ids_per_batch, encoder_num_blocks_x_cpu, kv_batch_ids, kv_tile_ids_per_batch, "
          "kv_num_blocks_x_cpu, ")
+LATENTS = "kv_nope, kv_pe, kv_cache, seq_lens, {}, batch_id_per_token, cu_seqlens_q, block_tables, "
 BLOCKS = "encoder_block_shape_q, decoder_block_shape_q, group_size, block_size"
 
 
@@ -137,7 +141,21 @@ BLOCKS = "encoder_block_shape_q, decoder_block_shape_q, group_size, block_size"
     ("pre_cache_len_concat", LENGTHS + "max_dec_len, block_size", ""),
     ("pre_cache_len_concat", "seq_lens_decoder, seq_lens_this_time, max_dec_len, block_size", "_v1"),
     ("flash_mask_attention", "q_input, k_input, v_input, cu_seq_q, cu_seq_k, seq_len_encoder, attn_out, mask, head_num, "
-     "kv_head_num, head_dim, max_seq_len, max_enc_len_this_time, max_dec_len_this_time", "_v1"),
+     "kv_head_num, head_dim, max_seq_len, q_token_num, k_token_num", "_v1"),
+    ("get_block_shape_and_split_kv_block", LENGTHS + "decoder_batch_ids, decoder_tile_ids_per_batch, decoder_num_blocks_cpu, "
+     "decoder_num_blocks_device, decoder_chunk_size_device, max_len_tensor_cpu, " + TILES + BLOCKS + ", decoder_step_token_num",
+     "_v3"),
+    ("prefill_mla_write_cache", LATENTS.format("seq_lens_decoder") + "slot_mapping, kv_signal_data, cache_quant_type_str", ""),
+    ("prefill_mla_write_cache", LATENTS.format("seq_lens_decoder") + "kv_signal_data, cache_quant_type_str, max_seq_len", "_v2"),
+    ("prefill_mla_write_cache", LATENTS.format("seq_lens_decoder") + "cache_quant_type_str, max_seq_len", "_v1"),
+    ("decode_mla_write_cache", LATENTS.format("seq_lens_encoder") + "cache_quant_type_str, speculate_decoder", ""),
+    ("decode_mla_write_cache", LATENTS.format("seq_lens_encoder") + "cache_quant_type_str, max_seq_len, speculate_decoder", "_v1"),
+    # FastDeploy's 2.3 registers it without rope_3d, which its function has.
+    ("gqa_rope_write_cache", "qkv, key_cache, value_cache, cu_seqlens_q, cu_seqlens_k, rotary_embs, seq_lens_this_time, "
+     "seq_lens_encoder, seq_lens_decoder, batch_id_per_token, block_tables, kv_batch_ids, kv_tile_ids_per_batch, kv_num_blocks, "
+     "cache_batch_ids, cache_tile_ids_per_batch, cache_num_blocks, cache_k_quant_scales, cache_v_quant_scales, "
+     "cache_k_dequant_scales, cache_v_dequant_scales, cache_k_zp, cache_v_zp, kv_signal_data, kv_token_num, max_seq_len, "
+     "cache_quant_type", "_v1"),
 ])
 def test_signatures_are_found_by_the_names_that_a_wrapper_shows(load, name, parameters, suffix):
     """Two of one length too, and where single arguments have other names than Folio's."""
@@ -146,14 +164,17 @@ def test_signatures_are_found_by_the_names_that_a_wrapper_shows(load, name, para
     assert ops.choose(name, gpu.wrapped(gpu.compiled(name, 1, 1), parameters), "0.0.0") == suffix
 
 
-def test_a_wrapper_of_an_unknown_signature_is_refused(load):
+@pytest.mark.parametrize("name, parameters, known", [
+    ("pre_cache_len_concat", "a, b, c", "seq_lens_encoder, .*, block_size or seq_lens_decoder, "),
+    ("pre_cache_len_concat", "max_dec_len, " + LENGTHS + "block_size", "seq_lens_encoder, "),  # as many, in other places
+    # Three of eleven have moved.
+    ("prefill_mla_write_cache", LATENTS.format("seq_lens_decoder") + "max_seq_len, cache_quant_type_str, kv_signal_data", "kv_nope, "),
+])
+def test_a_wrapper_of_an_unknown_signature_is_refused(load, name, parameters, known):
     load()
     ops, gpu = module("folio_fastdeploy.ops"), module("fastdeploy.model_executor.ops.gpu")
-    with pytest.raises(RuntimeError, match="FastDeploy 9.9 has pre_cache_len_concat with 3 arguments; Folio has it with 4 or 5"):
-        ops.choose("pre_cache_len_concat", gpu.wrapped(gpu.compiled("pre_cache_len_concat", 5, 3), "a, b, c"), "9.9")
-    moved = "max_dec_len, " + LENGTHS + "block_size"  # as many, in other places
-    with pytest.raises(RuntimeError, match="with the arguments max_dec_len, seq_lens_encoder, .*; Folio has it with seq_lens_enc"):
-        ops.choose("pre_cache_len_concat", gpu.wrapped(gpu.compiled("pre_cache_len_concat", 5, 3), moved), "9.9")
+    with pytest.raises(RuntimeError, match=f"FastDeploy 9.9 has {name} with the arguments {parameters}; Folio has it with {known}"):
+        ops.choose(name, gpu.wrapped(gpu.compiled(name, 1, 1), parameters), "9.9")
 
 
 def test_every_signature_is_there_for_static_graphs_too(load):
@@ -164,16 +185,18 @@ def test_every_signature_is_there_for_static_graphs_too(load):
             assert all(hasattr(ops.folio_paddle_ops, f"{kind}{name}{suffix}") for kind in ("folio_", "static_op_folio_"))
 
 
-@pytest.mark.parametrize("version, suffix", [("2.1.0", "_v1"), ("2.2.1", "_v1"), ("2.3.0", "_v2"), ("2.4.0", ""),
-                                             ("3.0", ""), ("0.0.0.dev", ""), ("unknown", "")])
-def test_signatures_are_found_by_version_otherwise(load, version, suffix):
+@pytest.mark.parametrize("version, suffixes", [
+    ("2.3.0", ("_v3", "_v1", "_v1", "", "_v3", "_v1", "_v1")), ("2.4.1", ("", "_v2", "_v1", "", "_v3", "", "_v1")),
+    ("2.5.0", ("", "_v2", "_v1", "", "", "", "")), ("2.6.0", ("", "_v2", "_v1", "", "", "", "")),
+    *((version, ("",) * 7) for version in ("2.7.0", "3.0", "0.0.0.dev", "unknown")),
+])
+def test_signatures_are_found_by_version_otherwise(load, version, suffixes):
+    """As the branches of FastDeploy's versions have them (test_real_source)."""
     load()
     ops = module("folio_fastdeploy.ops")
-    assert ops.choose("get_block_shape_and_split_kv_block", lambda *args: None, version) == suffix
-    assert ops.choose("merge_prefill_decode_output", lambda *args: None, version) == ""
-    appended = {"2.1.0": "_v2", "2.2.1": "_v2", "2.3.0": "_v2", "2.4.0": "_v3"}.get(version, "")
-    for name in ("append_attention", "append_attention_with_output"):
-        assert ops.choose(name, lambda *args: None, version) == appended
+    names = ("get_block_shape_and_split_kv_block", "prefill_mla_write_cache", "decode_mla_write_cache",
+             "multi_head_latent_attention", "append_attention", "gqa_rope_write_cache", "flash_mask_attention")
+    assert tuple(ops.choose(name, lambda *args: None, version) for name in names) == suffixes
 
 
 def test_an_unknown_signature_is_refused_before_anything_is_replaced(load, monkeypatch, caplog):

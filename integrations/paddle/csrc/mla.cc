@@ -149,11 +149,11 @@ Tensor beside(const Tensor &count, const Tensor &list)
 
 }  // namespace
 
-std::vector<Tensor> prefill_mla_write_cache(const Tensor &kv_nope, const Tensor &kv_pe, Tensor &kv_cache,
-                                            const Tensor &seq_lens, const Tensor &seq_lens_decoder,
-                                            const Tensor &batch_id_per_token, const Tensor &cu_seqlens_q,
-                                            const Tensor &block_tables, const OptionalTensor &kv_signal_data,
-                                            const std::string &cache_quant_type_str, const int max_seq_len)
+std::vector<Tensor> prefill_mla_write_cache_v2(const Tensor &kv_nope, const Tensor &kv_pe, Tensor &kv_cache,
+                                               const Tensor &seq_lens, const Tensor &seq_lens_decoder,
+                                               const Tensor &batch_id_per_token, const Tensor &cu_seqlens_q,
+                                               const Tensor &block_tables, const OptionalTensor &kv_signal_data,
+                                               const std::string &cache_quant_type_str, const int max_seq_len)
 {
     (void)batch_id_per_token, (void)max_seq_len; /* cu_seqlens_q and block_tables say as much */
     return guarded("prefill_mla_write_cache", [&]() -> std::vector<Tensor> {
@@ -173,17 +173,29 @@ std::vector<Tensor> prefill_mla_write_cache_v1(const Tensor &kv_nope, const Tens
                                                const Tensor &block_tables, const std::string &cache_quant_type_str,
                                                const int max_seq_len)
 {
-    return prefill_mla_write_cache(kv_nope, kv_pe, kv_cache, seq_lens, seq_lens_decoder, batch_id_per_token, cu_seqlens_q,
-                                   block_tables, paddle::none, cache_quant_type_str, max_seq_len);
+    return prefill_mla_write_cache_v2(kv_nope, kv_pe, kv_cache, seq_lens, seq_lens_decoder, batch_id_per_token,
+                                      cu_seqlens_q, block_tables, paddle::none, cache_quant_type_str, max_seq_len);
+}
+
+/** seq_lens are those of this step here, so decodes are written too. */
+std::vector<Tensor> prefill_mla_write_cache(const Tensor &kv_nope, const Tensor &kv_pe, Tensor &kv_cache,
+                                            const Tensor &seq_lens, const Tensor &seq_lens_decoder,
+                                            const Tensor &batch_id_per_token, const Tensor &cu_seqlens_q,
+                                            const Tensor &block_tables, const Tensor &slot_mapping,
+                                            const OptionalTensor &kv_signal_data, const std::string &cache_quant_type_str)
+{
+    (void)slot_mapping; /* the places that block_tables gives; FastDeploy's kernel stops where they differ */
+    return prefill_mla_write_cache_v2(kv_nope, kv_pe, kv_cache, seq_lens, seq_lens_decoder, batch_id_per_token,
+                                      cu_seqlens_q, block_tables, kv_signal_data, cache_quant_type_str, 0);
 }
 
 std::vector<Tensor> decode_mla_write_cache(const Tensor &kv_nope, const Tensor &kv_pe, Tensor &kv_cache,
                                            const Tensor &seq_lens, const Tensor &seq_lens_encoder,
                                            const Tensor &batch_id_per_token, const Tensor &cu_seqlens_q,
                                            const Tensor &block_tables, const std::string &cache_quant_type_str,
-                                           const int max_seq_len, const bool speculate_decoder)
+                                           const bool speculate_decoder)
 {
-    (void)batch_id_per_token, (void)max_seq_len;
+    (void)batch_id_per_token;
     return guarded("decode_mla_write_cache", [&]() -> std::vector<Tensor> {
         refuse_signals(nullptr);
         if (kv_nope.shape()[0] == 0)
@@ -196,6 +208,17 @@ std::vector<Tensor> decode_mla_write_cache(const Tensor &kv_nope, const Tensor &
         write_rows(kv_nope, kv_pe, kv_cache, decoder, keep, cu_seqlens_q, block_tables, cache_quant_type_str);
         return {kv_cache};
     });
+}
+
+std::vector<Tensor> decode_mla_write_cache_v1(const Tensor &kv_nope, const Tensor &kv_pe, Tensor &kv_cache,
+                                              const Tensor &seq_lens, const Tensor &seq_lens_encoder,
+                                              const Tensor &batch_id_per_token, const Tensor &cu_seqlens_q,
+                                              const Tensor &block_tables, const std::string &cache_quant_type_str,
+                                              const int max_seq_len, const bool speculate_decoder)
+{
+    (void)max_seq_len;
+    return decode_mla_write_cache(kv_nope, kv_pe, kv_cache, seq_lens, seq_lens_encoder, batch_id_per_token, cu_seqlens_q,
+                                  block_tables, cache_quant_type_str, speculate_decoder);
 }
 
 std::vector<Tensor> multi_head_latent_attention(
@@ -300,8 +323,10 @@ namespace folio_paddle {
 void bind_mla(pybind11::module_ &module)
 {
     module.def("folio_prefill_mla_write_cache", &prefill_mla_write_cache, "Writes the latents of prompts to the cache.");
-    module.def("folio_prefill_mla_write_cache_v1", &prefill_mla_write_cache_v1, "Without kv_signal_data.");
+    module.def("folio_prefill_mla_write_cache_v2", &prefill_mla_write_cache_v2, "With max_seq_len, without slot_mapping.");
+    module.def("folio_prefill_mla_write_cache_v1", &prefill_mla_write_cache_v1, "Without kv_signal_data too.");
     module.def("folio_decode_mla_write_cache", &decode_mla_write_cache, "Writes the latents of decodes to the cache.");
+    module.def("folio_decode_mla_write_cache_v1", &decode_mla_write_cache_v1, "With max_seq_len.");
     module.def("folio_multi_head_latent_attention", &multi_head_latent_attention,
                "Absorbed MLA of decode rows; rows of prompts are 0.");
     module.def("folio_multi_head_latent_attention_v1", &multi_head_latent_attention_v1, "With seq_lens_encoder.");
@@ -334,11 +359,21 @@ Types query_type(const Types &inputs, const std::vector<Types> &, const Attribut
 
 PD_BUILD_OP(static_op_folio_prefill_mla_write_cache)
     .Inputs({"kv_nope", "kv_pe", "kv_cache", "seq_lens", "seq_lens_decoder", "batch_id_per_token", "cu_seqlens_q",
+             "block_tables", "slot_mapping", paddle::Optional("kv_signal_data")})
+    .Outputs({"kv_cache_out"})
+    .SetInplaceMap({{"kv_cache", "kv_cache_out"}})
+    .Attrs({"cache_quant_type_str: std::string"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::prefill_mla_write_cache))
+    .SetInferShapeFn(folio_paddle::cache_shape)
+    .SetInferDtypeFn(folio_paddle::cache_type);
+
+PD_BUILD_OP(static_op_folio_prefill_mla_write_cache_v2)
+    .Inputs({"kv_nope", "kv_pe", "kv_cache", "seq_lens", "seq_lens_decoder", "batch_id_per_token", "cu_seqlens_q",
              "block_tables", paddle::Optional("kv_signal_data")})
     .Outputs({"kv_cache_out"})
     .SetInplaceMap({{"kv_cache", "kv_cache_out"}})
     .Attrs({"cache_quant_type_str: std::string", "max_seq_len: int"})
-    .SetKernelFn(PD_KERNEL(folio_paddle::prefill_mla_write_cache))
+    .SetKernelFn(PD_KERNEL(folio_paddle::prefill_mla_write_cache_v2))
     .SetInferShapeFn(folio_paddle::cache_shape)
     .SetInferDtypeFn(folio_paddle::cache_type);
 
@@ -357,8 +392,18 @@ PD_BUILD_OP(static_op_folio_decode_mla_write_cache)
              "block_tables"})
     .Outputs({"kv_cache_out"})
     .SetInplaceMap({{"kv_cache", "kv_cache_out"}})
-    .Attrs({"cache_quant_type_str: std::string", "max_seq_len: int", "speculate_decoder: bool"})
+    .Attrs({"cache_quant_type_str: std::string", "speculate_decoder: bool"})
     .SetKernelFn(PD_KERNEL(folio_paddle::decode_mla_write_cache))
+    .SetInferShapeFn(folio_paddle::cache_shape)
+    .SetInferDtypeFn(folio_paddle::cache_type);
+
+PD_BUILD_OP(static_op_folio_decode_mla_write_cache_v1)
+    .Inputs({"kv_nope", "kv_pe", "kv_cache", "seq_lens", "seq_lens_encoder", "batch_id_per_token", "cu_seqlens_q",
+             "block_tables"})
+    .Outputs({"kv_cache_out"})
+    .SetInplaceMap({{"kv_cache", "kv_cache_out"}})
+    .Attrs({"cache_quant_type_str: std::string", "max_seq_len: int", "speculate_decoder: bool"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::decode_mla_write_cache_v1))
     .SetInferShapeFn(folio_paddle::cache_shape)
     .SetInferDtypeFn(folio_paddle::cache_type);
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #ifdef PADDLE_WITH_CUDA
@@ -85,13 +86,21 @@ struct Step {
         return most;
     }
 
-    /** Whether a request has a prompt over a cached context, and whether one has a prompt without. */
-    std::pair<bool, bool> prompts() const
+    /** What its prompts are. `num_keys`: new tokens of all requests, and the cached contexts of prompts. */
+    struct Prompts {
+        bool over_contexts = false, fresh = false;
+        int64_t num_keys = 0;
+    };
+
+    Prompts prompts() const
     {
-        std::pair<bool, bool> there{false, false};
-        for (size_t b = 0; b < size(); b++)
-            if (encoder[b] > 0 && this_time[b] > 0)
-                (decoder[b] > 0 ? there.first : there.second) = true;
+        Prompts there;
+        for (size_t b = 0; b < size(); b++) {
+            const bool context = encoder[b] > 0 && decoder[b] > 0, runs = this_time[b] > 0;
+            there.over_contexts |= runs && context;
+            there.fresh |= runs && encoder[b] > 0 && !context;
+            there.num_keys += std::max(this_time[b], 0) + (context ? decoder[b] : 0);
+        }
         return there;
     }
 };
@@ -262,6 +271,23 @@ void get_block_shape_and_split_kv_block(
     });
 }
 
+void get_block_shape_and_split_kv_block_v3(
+    const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time,
+    Tensor &decoder_batch_ids, Tensor &decoder_tile_ids_per_batch, Tensor &decoder_num_blocks_cpu,
+    Tensor &decoder_num_blocks_device, Tensor &decoder_chunk_size_device, Tensor &max_len_tensor_cpu,
+    Tensor &encoder_batch_ids, Tensor &encoder_tile_ids_per_batch, Tensor &encoder_num_blocks_x_cpu, Tensor &kv_batch_ids,
+    Tensor &kv_tile_ids_per_batch, Tensor &kv_num_blocks_x_cpu, const int encoder_block_shape_q,
+    const int decoder_block_shape_q, const int group_size, const int block_size, const int decoder_step_token_num)
+{
+    (void)decoder_step_token_num; /* seq_lens_this_time says how many tokens each row has */
+    get_block_shape_and_split_kv_block(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, decoder_batch_ids,
+                                       decoder_tile_ids_per_batch, decoder_num_blocks_cpu, decoder_num_blocks_device,
+                                       decoder_chunk_size_device, max_len_tensor_cpu, encoder_batch_ids,
+                                       encoder_tile_ids_per_batch, encoder_num_blocks_x_cpu, kv_batch_ids,
+                                       kv_tile_ids_per_batch, kv_num_blocks_x_cpu, encoder_block_shape_q,
+                                       decoder_block_shape_q, group_size, block_size);
+}
+
 void get_block_shape_and_split_kv_block_v2(
     const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder, const Tensor &seq_lens_this_time,
     Tensor &decoder_batch_ids, Tensor &decoder_tile_ids_per_batch, Tensor &decoder_num_blocks_cpu,
@@ -314,18 +340,20 @@ std::vector<Tensor> get_block_shape_and_split_kv_block_v1(
 }
 
 /**
- * What Folio's own backends need of a step: max_len_tensor_cpu, and whether there are prompts over a cached context, and
- * prompts without one. Both come of one copy of the lengths. In a capture nothing is written and both are false.
+ * Fills max_len_tensor_cpu alone, and says whether there are prompts over a cached context, whether there are prompts without
+ * one, and how many keys there are where cached contexts of prompts lie before the new tokens. All come of one copy of the
+ * lengths. In a capture nothing is written, and there is none of these.
  */
-std::pair<bool, bool> max_lengths(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
-                                  const Tensor &seq_lens_this_time, Tensor &max_len_tensor_cpu)
+std::tuple<bool, bool, int64_t> max_lengths(const Tensor &seq_lens_encoder, const Tensor &seq_lens_decoder,
+                                            const Tensor &seq_lens_this_time, Tensor &max_len_tensor_cpu)
 {
-    return guarded("max_lengths", [&]() -> std::pair<bool, bool> {
+    return guarded("max_lengths", [&]() -> std::tuple<bool, bool, int64_t> {
         if (capturing())
-            return {false, false};
+            return {false, false, 0};
         const Step step(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time);
         write_maxima(max_len_tensor_cpu, step);
-        return step.prompts();
+        const Step::Prompts prompts = step.prompts();
+        return {prompts.over_contexts, prompts.fresh, prompts.num_keys};
     });
 }
 
@@ -424,13 +452,16 @@ void bind_step(pybind11::module_ &module)
 {
     module.def("folio_get_block_shape_and_split_kv_block", &get_block_shape_and_split_kv_block,
                "Maxima and tile lists of a step, in place.");
+    module.def("folio_get_block_shape_and_split_kv_block_v3", &get_block_shape_and_split_kv_block_v3,
+               "With decoder_step_token_num.");
     module.def("folio_get_block_shape_and_split_kv_block_v1", &get_block_shape_and_split_kv_block_v1, "Nine outputs.");
     module.def("folio_get_block_shape_and_split_kv_block_v2", &get_block_shape_and_split_kv_block_v2,
                "In place, with max_len_kv_cpu.");
     module.def("folio_config_for_attention", &config_for_attention,
                "Maxima of a step and work items of its decodes, in place.");
     module.def("folio_max_lengths", &max_lengths,
-               "Maxima of a step, in place; whether it has prompts over a cached context, and prompts without one.");
+               "Maxima of a step, in place; whether it has prompts over a cached context, and prompts without one; how many "
+               "keys, cached contexts of prompts among them.");
     module.def("folio_get_position_ids_and_slot_mapping", &get_position_ids_and_slot_mapping,
                "Positions and slots of new tokens, in place.");
     module.def("folio_pre_cache_len_concat", &pre_cache_len_concat, "Cumulative key lengths of prompts with a past.");
@@ -472,6 +503,18 @@ PD_BUILD_OP(static_op_folio_get_block_shape_and_split_kv_block)
     .Outputs({})
     .Attrs({"encoder_block_shape_q: int", "decoder_block_shape_q: int", "group_size: int", "block_size: int"})
     .SetKernelFn(PD_KERNEL(folio_paddle::get_block_shape_and_split_kv_block))
+    .SetInferShapeFn(folio_paddle::nothing)
+    .SetInferDtypeFn(folio_paddle::no_type);
+
+PD_BUILD_OP(static_op_folio_get_block_shape_and_split_kv_block_v3)
+    .Inputs({"seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "decoder_batch_ids",
+             "decoder_tile_ids_per_batch", "decoder_num_blocks_cpu", "decoder_num_blocks_device",
+             "decoder_chunk_size_device", "max_len_tensor_cpu", "encoder_batch_ids", "encoder_tile_ids_per_batch",
+             "encoder_num_blocks_x_cpu", "kv_batch_ids", "kv_tile_ids_per_batch", "kv_num_blocks_x_cpu"})
+    .Outputs({})
+    .Attrs({"encoder_block_shape_q: int", "decoder_block_shape_q: int", "group_size: int", "block_size: int",
+            "decoder_step_token_num: int"})
+    .SetKernelFn(PD_KERNEL(folio_paddle::get_block_shape_and_split_kv_block_v3))
     .SetInferShapeFn(folio_paddle::nothing)
     .SetInferDtypeFn(folio_paddle::no_type);
 

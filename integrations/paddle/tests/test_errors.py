@@ -63,7 +63,7 @@ def test_signals_that_would_not_be_sent_are_refused(flag, monkeypatch):
     """Spec 8.9: a writer that ignores these flags hangs the transfer of prefill-decode disaggregation."""
     monkeypatch.setenv(flag, "1")
     x, one = paddle.zeros([1, 8]), tensor([1])
-    for name, attributes in [("prefill_mla_write_cache", (None, "none", -1)), ("decode_mla_write_cache", ("none", 8, False))]:
+    for name, attributes in [("prefill_mla_write_cache", (one, None, "none")), ("decode_mla_write_cache", ("none", False))]:
         with pytest.raises(RuntimeError, match=f"{flag} is 1"):
             getattr(ops, "folio_" + name)(x, x, paddle.zeros([1, 1, 16, 16]), one, one, one, tensor([0, 1]),
                                           tensor([[0]]), *attributes)

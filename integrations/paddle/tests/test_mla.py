@@ -15,7 +15,7 @@ COMPUTE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 def write(op, step, name, cache, latents, ropes, *attributes):
     encoder, decoder, _ = step.lengths()
-    first, second = (encoder, decoder) if name == "prefill_mla_write_cache" else (decoder, encoder)
+    first, second = (encoder, decoder) if name.startswith("prefill") else (decoder, encoder)
     op(name)(latents, ropes, cache, first, second, *step.tensors(), *attributes)
 
 
@@ -30,9 +30,12 @@ def expected_cache(step, before, latents, ropes, keeps):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name, attributes, keeps", [
-    ("prefill_mla_write_cache", (None, "none", -1), lambda encoder, decoder, _: encoder > 0),
-    ("decode_mla_write_cache", ("none", 128, False), lambda encoder, decoder, _: encoder == 0 and decoder > 0),
-    ("decode_mla_write_cache", ("none", 128, True), lambda encoder, decoder, _: decoder > 0),
+    ("prefill_mla_write_cache_v2", (None, "none", -1), lambda encoder, decoder, _: encoder > 0),
+    ("prefill_mla_write_cache_v1", ("none", -1), lambda encoder, decoder, _: encoder > 0),
+    ("decode_mla_write_cache", ("none", False), lambda encoder, decoder, _: encoder == 0 and decoder > 0),
+    ("decode_mla_write_cache", ("none", True), lambda encoder, decoder, _: decoder > 0),
+    ("decode_mla_write_cache_v1", ("none", 128, False), lambda encoder, decoder, _: encoder == 0 and decoder > 0),
+    ("decode_mla_write_cache_v1", ("none", 128, True), lambda encoder, decoder, _: decoder > 0),
 ])
 def test_writers_write_their_rows_and_nothing_else(op, dtype, name, attributes, keeps):
     step = Step(MIXED, column=True)
@@ -45,13 +48,15 @@ def test_writers_write_their_rows_and_nothing_else(op, dtype, name, attributes, 
     assert cache.data_ptr() == address
 
 
-def test_older_prefill_writer(op):
+def test_one_writer_for_prompts_and_decodes(op):
+    """The newest prefill writer gets the lengths of the step, and the slots that the block tables give."""
     step = Step(MIXED)
     cache = step.cache([1, "BS", 40], "float32")
     latents, ropes = step.random([step.num_tokens, 32], "float32"), step.random([step.num_tokens, 8], "float32")
-    expected = expected_cache(step, array(cache), array(latents), array(ropes), lambda encoder, *_: encoder > 0)
-    encoder, decoder, _ = step.lengths()
-    op("prefill_mla_write_cache_v1")(latents, ropes, cache, encoder, decoder, *step.tensors(), "none", -1)
+    expected = expected_cache(step, array(cache), array(latents), array(ropes), lambda *_: True)
+    _, decoder, this_time = step.lengths()
+    slots = paddle.full([step.num_tokens], -1, dtype="int64")
+    op("prefill_mla_write_cache")(latents, ropes, cache, this_time, decoder, *step.tensors(), slots, None, "none")
     np.testing.assert_array_equal(array(cache), expected)
 
 
@@ -64,7 +69,7 @@ def test_writers_skip_pages_that_are_not_there():
     page, offset = step.place(1, 5)
     expected[page, 0, offset] = 1
     write(lambda name: getattr(ops, "folio_" + name), step, "decode_mla_write_cache", cache,
-          paddle.ones([step.num_tokens, 8]), paddle.ones([step.num_tokens, 8]), "none", 128, False)
+          paddle.ones([step.num_tokens, 8]), paddle.ones([step.num_tokens, 8]), "none", False)
     np.testing.assert_array_equal(array(cache), expected)
 
 
@@ -158,7 +163,7 @@ def test_no_tokens_is_no_work(op):
     out = attend(op, step, cache, paddle.zeros([0, 80], dtype=dtype), 0.1, 32, dtype)
     assert list(out.shape) == [0, 64]
     empty = [paddle.zeros([0, width], dtype=dtype) for width in (32, 8)]
-    write(op, step, "decode_mla_write_cache", cache, *empty, "none", 8, False)
+    write(op, step, "decode_mla_write_cache", cache, *empty, "none", False)
     assert np.isnan(array(cache)).all()
 
 
@@ -174,7 +179,7 @@ def test_absorbed_form_is_the_form_with_heads():
 
     cache = step.cache([1, "BS", latent + rope], dtype)
     direct = lambda name: getattr(ops, "folio_" + name)
-    write(direct, step, "decode_mla_write_cache", cache, tensor(latents, dtype), tensor(ropes, dtype), "none", 128, True)
+    write(direct, step, "decode_mla_write_cache", cache, tensor(latents, dtype), tensor(ropes, dtype), "none", True)
     query = np.concatenate([np.einsum("thp,hpl->thl", q_nope, w_uk), q_pe], -1).reshape(step.num_tokens, -1)
     out = array(attend(direct, step, cache, tensor(query, dtype), scale, latent, dtype))
     out = np.einsum("thl,hlv->thv", out.reshape(step.num_tokens, heads, latent), w_uv)

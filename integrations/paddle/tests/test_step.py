@@ -76,14 +76,25 @@ def test_tiles_of_append_attention(op):
 @pytest.mark.parametrize("rows", [[DECODE, (6, 100, 6)], [(0, 90, 0), PROMPT], [IDLE], [(0, 5, 3), (2, 7, 2), (0, 3, 1)],
                                   [(4, 9, 0), (4, 0, 0), DECODE], [PROMPT, CHUNK]])
 def test_maxima(rows):
-    """A chunk's past is not a decode's, and an inactive request counts for the lengths alone."""
+    """A chunk's past is not a decode's, and an inactive request counts for the lengths and the keys alone."""
     step, out = Step(rows), Outputs()
     ops.folio_get_block_shape_and_split_kv_block(*step.lengths(), *out.newest(), ENC_BLOCK, DEC_BLOCK, GROUP, PAGE)
     assert out.maxima.numpy().tolist() == maxima(rows) + [-7] * 3
     alone = on_host([-7] * 9)
-    chunks, fresh = ops.folio_max_lengths(*step.lengths(), alone)
+    chunks, fresh, num_keys = ops.folio_max_lengths(*step.lengths(), alone)
     assert alone.numpy().tolist() == maxima(rows) + [-7] * 3
     assert chunks is any(min(e, d, t) > 0 for e, d, t in rows) and fresh is any(min(e, t) > 0 and not d for e, d, t in rows)
+    assert num_keys == sum(t + (d if e > 0 else 0) for e, d, t in rows)
+
+
+def test_signature_with_the_tokens_of_a_decode(op):
+    """FastDeploy's 2.3; as the newest one beside that."""
+    step, out = Step(MIXED), Outputs()
+    op("get_block_shape_and_split_kv_block_v3")(*step.lengths(), *out.newest(), ENC_BLOCK, DEC_BLOCK, GROUP, PAGE, 4)
+    assert out.maxima.numpy().tolist()[:6] == maxima(MIXED)
+    check_tiles(out.decoder, out.counts[0], DECODER_TILES)
+    check_tiles(out.encoder, out.encoder_count, ENCODER_TILES)
+    check_tiles(out.kv, out.kv_count, KV_TILES)
 
 
 def test_middle_signature(op):

@@ -7,5 +7,8 @@ from .base_attention_backend import AttentionBackend
 
 
 class MLAAttentionBackend(AttentionBackend):
+    def init_attention_metadata(self, forward_meta):
+        pass
+
     def get_kv_cache_shape(self, max_num_blocks, kv_cache_quant_type=None):
         return [max_num_blocks, 1, self.block_size, self.kv_lora_rank + self.qk_rope_head_dim], []

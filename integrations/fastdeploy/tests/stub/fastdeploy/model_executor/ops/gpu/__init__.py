@@ -1,13 +1,18 @@
 """
-Compiled ops, as pybind11 documents them. They only say that they were called. FastDeploy wraps those that are registered
-ops too; here these are the ones of a step.
+Compiled ops, which only say that they were called. FastDeploy binds each with pybind11 and registers it too; what its modules
+get is a wrapper of both, which shows the parameters of the registered one.
 """
 
 import functools
 
+import folio_paddle_ops
+from paddle.jit.marker import unified
+
+from folio_fastdeploy.ops import names
+
 #: Arguments, and how many of them are tensors.
 OPS = {
-    "get_block_shape_and_split_kv_block": (19, 15), "prefill_mla_write_cache": (11, 9), "decode_mla_write_cache": (11, 8),
+    "get_block_shape_and_split_kv_block": (19, 15), "prefill_mla_write_cache": (11, 10), "decode_mla_write_cache": (10, 8),
     "multi_head_latent_attention": (39, 28), "merge_prefill_decode_output": (9, 6),
     "get_position_ids_and_slot_mapping": (8, 7), "append_attention": (54, 36), "append_attention_with_output": (55, 37),
     "gqa_rope_write_cache": (32, 26), "pre_cache_len_concat": (5, 3), "config_for_attention": (11, 7),
@@ -17,6 +22,8 @@ OPS = {
 
 
 def compiled(name, arguments, tensors):
+    """As pybind11 documents it."""
+
     def function(*args):
         return f"FastDeploy's {name}"
 
@@ -30,17 +37,18 @@ def wrapped(compiled_op, parameters):
     """As FastDeploy's wrapper: it calls the compiled op, and shows the registered one's parameters."""
     registered = eval(f"lambda {parameters}: None")
 
+    @unified
     @functools.wraps(registered)
-    def unified(*args):
+    def unified_op(*args):
         return compiled_op(*args)
 
-    return unified
+    return unified_op
 
 
-globals().update({name: compiled(name, *counts) for name, counts in OPS.items()})
+def newest(name):
+    """The registered op's parameters are Folio's but for one name."""
+    parameters = ", ".join(names(getattr(folio_paddle_ops, f"static_op_folio_{name}")))
+    return parameters.replace("compute_dtype", "compute_type")
 
-LENGTHS = "seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, "
-pre_cache_len_concat = wrapped(pre_cache_len_concat, LENGTHS + "max_dec_len, block_size")
-get_position_ids_and_slot_mapping = wrapped(
-    get_position_ids_and_slot_mapping,
-    LENGTHS + "batch_id_per_token, block_tables, position_ids, slot_mapping, block_size")
+
+globals().update({name: wrapped(compiled(name, *counts), newest(name)) for name, counts in OPS.items()})
