@@ -20,7 +20,10 @@
 [[noreturn]] inline void pd_throw(const std::string &sentence) { throw std::logic_error("PaddleError: " + sentence); }
 #define PD_THROW(sentence) pd_throw(sentence)
 inline const char *getEnvVar(const char *varName) {
+    return std::getenv(varName);
 #include "helper_hunk.h"
+    return backend && std::string(backend) == "DSA_ATTN"; /* as FastDeploy has it since March 2026 */
+}
 
 #define EXPECT(condition)                                                                    \
     do {                                                                                     \
@@ -194,6 +197,8 @@ void not_asked()
     set("FD_ATTENTION_BACKEND", "MLA_ATTN");
     set("FOLIO_LIBRARY", folder + "/libfolio.so.0");
     EXPECT(!useFolio() && checkAttentionBackend() && !isFolioBackend());
+    set("FD_ATTENTION_BACKEND", "DSA_ATTN");
+    EXPECT(isLatentBackendOfFastDeploy()); /* read in every call, as before */
     EXPECT(!dlopen((folder + "/libfolio.so.0").c_str(), RTLD_NOW | RTLD_NOLOAD));
 }
 
