@@ -12,6 +12,10 @@ struct FolioPacking {
     unsigned short inverse;   // r / heads is r * inverse >> 15 for all rows of a warpgroup
 };
 
+// The flags of these kernels' runs have the type of o above all others, FolioDtype, so that a tile's end waits for one load. Their
+// v_scale is divided by that of outputs in fp8.
+enum { FOLIO_O_DTYPE_SHIFT = 16 };
+
 struct FolioPrefillParams {
     FolioAttentionParams attention;  // first: who has these finds the packing
     // Of the problem, at most those that the kernel is compiled for. Rows of o and of partial results have head_dim_vo
@@ -21,8 +25,8 @@ struct FolioPrefillParams {
     // Of rows of k and v that are loaded one by one, in bytes: 8 or 16, of which their length is a multiple too.
     folio_u32 row_alignment;
     FolioDivisor page_size;
-    folio_u32 o_dtype;  // FolioDtype
-    FolioSum sum;       // of runs over keys in two parts
+    folio_u32 reserved;
+    FolioSum sum;  // of runs over keys in two parts
     // Of these over ragged keys: [batch_size + 1] rows of tensors of their own, which a request has in front of its other keys.
     // The plan's lengths count them in whole steps of the kernel; ragged keys begin where query rows do. Null: there are none.
     const folio_i32 *context_indptr;

@@ -43,6 +43,9 @@ impl Packing {
     }
 }
 
+/// `FOLIO_O_DTYPE_SHIFT`.
+pub const O_DTYPE_SHIFT: u32 = 16;
+
 /// `FolioPrefillParams`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +57,7 @@ pub struct PrefillParams {
     pub packing: Packing,
     pub row_alignment: u32,
     pub page_size: Divisor,
-    pub o_dtype: u32,
+    pub reserved: u32,
     pub sum: SumParams,
     pub context_indptr: u64,
 }

@@ -8,7 +8,7 @@ use folio::cuda::params::{
     AttentionParams, Cache, CombineParams, DecodeParams, GenericParams, MaskMode, PlanView, Rows,
 };
 use folio::cuda::plan_params::PlanBatchParams;
-use folio::cuda::prefill_params::PrefillParams;
+use folio::cuda::prefill_params::{O_DTYPE_SHIFT, PrefillParams};
 use folio::dtype::DType;
 use folio::problem::{
     AttentionArgs, AttentionChunks, AttentionDesc, Kind, KvLayout, KvStorage, LogBase, Mask,
@@ -838,7 +838,12 @@ pub fn prefill_from_pages() {
         ..
     } = launch.params();
     assert_eq!(head_dim_vo, 128);
-    assert_plain(&params);
+    // The type of o, bf16.
+    assert_eq!(params.flags >> O_DTYPE_SHIFT, 2);
+    assert_plain(&AttentionParams {
+        flags: params.flags & ((1 << O_DTYPE_SHIFT) - 1),
+        ..params
+    });
     assert_rows(params.q, &args.q);
     assert_cache(params.v, V, [24 * TOKEN, TOKEN, DIM]);
     let upload = recorder.upload();

@@ -3,7 +3,7 @@
 
 use folio::api::BatchInput;
 use folio::cuda::params::GenericParams;
-use folio::cuda::prefill_params::PrefillParams;
+use folio::cuda::prefill_params::{O_DTYPE_SHIFT, PrefillParams};
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask};
 use folio::tensor::Tensor;
@@ -323,7 +323,8 @@ pub fn outputs() {
             let [k, v] = [K, V].map(|address| cache_of_width(address, &desc));
             let (_, launch) = run(desc, k, v);
             assert_eq!(launch.name(), taken);
-            assert_eq!(launch.params::<PrefillParams>().o_dtype, code);
+            let flags = launch.params::<PrefillParams>().attention.flags;
+            assert_eq!(flags >> O_DTYPE_SHIFT, code);
         }
     }
 }

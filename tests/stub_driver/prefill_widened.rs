@@ -3,7 +3,7 @@
 
 use folio::api::BatchInput;
 use folio::cuda::params::{GenericParams, MergeStatesParams, V_SCALES_OF_REQUESTS};
-use folio::cuda::prefill_params::PrefillParams;
+use folio::cuda::prefill_params::{O_DTYPE_SHIFT, PrefillParams};
 use folio::cuda::stored_params::{StoredAttentionParams, StoredWidenParams};
 use folio::cuda::widen_params::WidenParams;
 use folio::dtype::DType;
@@ -198,11 +198,10 @@ pub fn queries_in_fp8() {
         assert!(widened.q_rows >= widened.v_rows + 2080 * row);
         assert!(widened.first_row >= widened.q_rows + 2000 * row);
         assert_eq!(launches[3].maps()[0].address, widened.q_rows);
-        let params = launches[3].params::<PrefillParams>();
-        assert_eq!(params.o_dtype, o_dtype);
-        let taken = params.attention;
-        assert_eq!((taken.o.data, taken.o_scale), (O as u64, o_scale));
-        assert_eq!((taken.v_scale, taken.v_scales), (3.0, V_SCALES as u64));
+        let taken = launches[3].params::<PrefillParams>().attention;
+        assert_eq!(taken.flags >> O_DTYPE_SHIFT, o_dtype);
+        assert_eq!((taken.o.data, taken.v_scales), (O as u64, V_SCALES as u64));
+        assert_eq!(taken.v_scale, 3.0 / o_scale);
         let of_requests = taken.flags & V_SCALES_OF_REQUESTS;
         assert_eq!(of_requests, V_SCALES_OF_REQUESTS);
     }

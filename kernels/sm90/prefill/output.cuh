@@ -41,12 +41,11 @@ __device__ __forceinline__ void store_eight(Storage *at, const u32 (&x)[4]) {
     }
 }
 
-// One row (r = 0 or 1 of the thread's two), `columns` of it, whose first element is at `place`, in pieces of eight. Every
-// lane takes part; `keep` says who stores.
+// One row (r = 0 or 1 of the thread's two), `columns` of it, in pieces of eight. Every lane takes part; `keep` says who
+// stores.
 template <class T, int N>
-__device__ __forceinline__ void store_row(const float (&o)[N], int r, float weight, void *base, i64 place, u32 columns,
-                                          bool keep, u32 lane) {
-    auto *const row = static_cast<typename T::Storage *>(base) + place;
+__device__ __forceinline__ void store_row(const float (&o)[N], int r, float weight, typename T::Storage *row,
+                                          u32 columns, bool keep, u32 lane) {
 #pragma unroll
     for (int j = 0; j < N; j += 16) {
         u32 x[4];
@@ -72,34 +71,53 @@ __device__ __forceinline__ void store_float_row(const float (&o)[N], int r, floa
     }
 }
 
-__device__ __forceinline__ u32 dtype_of_o(const FolioAttentionParams &params) {
-    return reinterpret_cast<const FolioPrefillParams &>(params).o_dtype;
+// The thread's two rows of a tile.
+struct OwnRows {
+    u32 token[2], head[2];
+    float weight[2], lse[2];
+    bool exists[2];
+};
+
+template <class T, int N>
+__device__ __forceinline__ void store_rows(const FolioAttentionParams &params, const Tile &tile, const float (&o)[N],
+                                           const OwnRows &own, u32 columns, u32 lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const i64 token = tile.token + own.token[r];
+        auto *row = static_cast<typename T::Storage *>(params.o.data) + token * params.o.stride_token +
+                    own.head[r] * params.o.stride_head;
+        if constexpr (sizeof(*row) == 4) {
+            if (own.exists[r]) store_float_row(o, r, own.weight[r], row, columns, lane);
+        } else {
+            store_row<T>(o, r, own.weight[r], row, columns, own.exists[r], lane);
+        }
+    }
+}
+
+// In the type of o. That is nearly always the queries', which comes last here: the assembler puts it first, and instructions that
+// are jumped over are fetched late. Only queries that were made fp16, over ragged keys, have outputs in the other type of 16
+// bits.
+template <int N>
+__device__ __forceinline__ void store_whole_rows(const FolioAttentionParams &params, const Tile &tile,
+                                                 const float (&o)[N], const OwnRows &own, u32 dtype, u32 columns,
+                                                 u32 lane) {
+    if (dtype == FOLIO_F32) {
+        store_rows<f32>(params, tile, o, own, columns, lane);
+    } else if (dtype == FOLIO_E4M3) {
+        store_rows<e4m3>(params, tile, o, own, columns, lane);
+    } else if (dtype == FOLIO_E5M2) {
+        store_rows<e5m2>(params, tile, o, own, columns, lane);
+    } else if (KV_ROWS == KvRows::RAGGED && !Query::IS_BF16 && dtype == FOLIO_BF16) {
+        store_rows<bf16>(params, tile, o, own, columns, lane);
+    } else {
+        store_rows<Query>(params, tile, o, own, columns, lane);
+    }
 }
 
 // What the rows of a tile are multiplied by.
 __device__ __forceinline__ float output_scale(const FolioAttentionParams &params, const Tile &tile, bool whole) {
     if (!whole) return part_scale(params, tile.kv_head, tile.request.index);
-    const float scale = params.v_scale * value_scale(params, tile.kv_head, tile.request.index);
-    return dtype_of_o(params) >= FOLIO_E4M3 ? scale / params.o_scale : scale;
-}
-
-// The same for a row of o. Only queries that were made fp16, over ragged keys, have outputs in the other type of 16 bits.
-template <int N>
-__device__ __forceinline__ void store_whole_row(const FolioAttentionParams &params, const float (&o)[N], int r,
-                                                float weight, i64 place, u32 columns, bool keep, u32 lane) {
-    void *const base = params.o.data;
-    const u32 dtype = dtype_of_o(params);
-    if (dtype == FOLIO_F32) {
-        if (keep) store_float_row(o, r, weight, static_cast<float *>(base) + place, columns, lane);
-    } else if (dtype == FOLIO_E4M3) {
-        store_row<e4m3>(o, r, weight, base, place, columns, keep, lane);
-    } else if (dtype == FOLIO_E5M2) {
-        store_row<e5m2>(o, r, weight, base, place, columns, keep, lane);
-    } else if (KV_ROWS == KvRows::RAGGED && !Query::IS_BF16 && dtype == FOLIO_BF16) {
-        store_row<bf16>(o, r, weight, base, place, columns, keep, lane);
-    } else {
-        store_row<Query>(o, r, weight, base, place, columns, keep, lane);
-    }
+    return params.v_scale * value_scale(params, tile.kv_head, tile.request.index);
 }
 
 template <int N, class Rows>
@@ -108,26 +126,36 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &params,
     const u32 lane = threadIdx.x % 32;
     const bool whole = tile.partial == FOLIO_NO_PARTIAL;
     const float v_scale = output_scale(params, tile, whole);
+    const u32 flags = params.flags;
+    OwnRows own;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const u32 row = first_row() + 8 * r, token = tile.stored_position_of(row), head = tile.head_of(row);
-        const float sink = whole && params.sinks != nullptr ? params.sinks[head] * LOG2_E : minus_infinity();
+        const u32 row = first_row() + 8 * r;
+        own.token[r] = tile.stored_position_of(row);
+        own.head[r] = tile.head_of(row);
+        own.exists[r] = own.token[r] < tile.num_tokens;
+        const float sink = whole && params.sinks != nullptr ? params.sinks[own.head[r]] * LOG2_E : minus_infinity();
         const RowEnd end(rows.row_max[r], quad_sum(rows.sum[r]), sink);
-        const float weight = end.weight * v_scale;
-        const bool keep = token < tile.num_tokens;
-        if (whole) {
-            const i64 q_row = tile.token + token;
-            const i64 place = q_row * params.o.stride_token + head * params.o.stride_head;
-            store_whole_row(params, o, r, weight, place, head_dim_vo, keep, lane);
-            if (keep && lane % 4 == 0 && params.lse != nullptr) {
-                params.lse[q_row * params.lse_stride_token + head * params.lse_stride_head] =
-                    lse_in_base(end.lse, params.flags);
-            }
-        } else if (keep) {
-            const i64 index = static_cast<i64>(tile.partial + token) * params.num_qo_heads + head;
-            store_float_row(o, r, weight, params.plan.partial_o + index * head_dim_vo, head_dim_vo, lane);
-            if (lane % 4 == 0) params.plan.partial_lse[index] = end.lse;
+        own.weight[r] = end.weight * v_scale;
+        own.lse[r] = end.lse;
+    }
+    if (whole) {
+        store_whole_rows(params, tile, o, own, flags >> FOLIO_O_DTYPE_SHIFT, head_dim_vo, lane);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (!own.exists[r] || lane % 4 != 0 || params.lse == nullptr) continue;
+            const i64 token = tile.token + own.token[r];
+            params.lse[token * params.lse_stride_token + own.head[r] * params.lse_stride_head] =
+                lse_in_base(own.lse[r], flags);
         }
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        if (!own.exists[r]) continue;
+        const i64 index = static_cast<i64>(tile.partial + own.token[r]) * params.num_qo_heads + own.head[r];
+        store_float_row(o, r, own.weight[r], params.plan.partial_o + index * head_dim_vo, head_dim_vo, lane);
+        if (lane % 4 == 0) params.plan.partial_lse[index] = own.lse[r];
     }
 }
 

@@ -15,7 +15,7 @@ use crate::cuda::kernels::attention::{
     SPLIT_ROPE_DIM, Variant, prefill_ctas,
 };
 use crate::cuda::params::{AttentionParams, Divisor, SumParams, dtype_code, row_alignment};
-use crate::cuda::prefill_params::{Packing, PrefillParams, WARPGROUP_ROWS};
+use crate::cuda::prefill_params::{O_DTYPE_SHIFT, Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::problem::{
@@ -310,6 +310,11 @@ impl Sm90Prefill {
         PrefillParams {
             attention: AttentionParams {
                 section_bytes,
+                flags: attention.flags | dtype_code(self.o_dtype) << O_DTYPE_SHIFT,
+                v_scale: match self.o_dtype.is_fp8() {
+                    true => attention.v_scale / attention.o_scale,
+                    false => attention.v_scale,
+                },
                 ..attention
             },
             head_dim_qk: q.extent(2) as u32,
@@ -317,7 +322,7 @@ impl Sm90Prefill {
             packing: self.maps.packing,
             row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
-            o_dtype: dtype_code(self.o_dtype),
+            reserved: 0,
             sum: SumParams::default(),
             context_indptr: 0,
         }
