@@ -364,6 +364,7 @@ fn recorder_of_forms() -> Recorder {
     recorder.expect::<StoredWidenParams>("folio_widen_units");
     recorder.expect::<StoredWidenParams>("folio_widen_stored");
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
     recorder.expect::<StoredAttentionParams>("folio_attention_stored");
     recorder
 }
@@ -507,8 +508,8 @@ pub fn head_scales_stay_out() {
     assert_eq!(scales, (K_SCALES as u64, V_SCALES as u64));
 }
 
-/// What the portable kernel keeps: few rows, windows over many more keys than rows, masks in memory, and, where results may not
-/// depend on the batch, units that are found in it.
+/// What the portable kernel keeps: few rows, windows over many more keys than rows, and, where results may not depend on the
+/// batch, units that are found in it. Masks in memory are no reason.
 pub fn portable_takes_other_runs_over_forms() {
     let recorder = recorder_of_forms();
     let form = CacheForm::TokenHeadScales;
@@ -552,4 +553,8 @@ pub fn portable_takes_other_runs_over_forms() {
             desc.kv_format
         );
     }
+    let masked = under_a_mask(&arguments_over(&desc, 1000), 1000);
+    let launches = launches(&recorder, &planned(desc, 1000), &masked);
+    assert_eq!(launches[0].name(), "folio_widen_places");
+    assert_eq!(launches[3].name(), "folio_prefill_sm90_masked");
 }
