@@ -321,6 +321,11 @@ pub const CASES: &[Case<Setup>] = &[
         prefill_rows::few_rows_of_long_queries,
     ),
     case("launch_prefill_masks", BACKEND, prefill_rows::masks),
+    case(
+        "launch_prefill_masks_of_every_width",
+        BACKEND,
+        prefill_rows::masks_of_every_width,
+    ),
     case("launch_prefill_outputs", BACKEND, prefill_rows::outputs),
     case("launch_mixed_by_the_batch", BACKEND, mixed::decodes_apart),
     case("launch_mixed_with_drafts", BACKEND, mixed::drafts_apart),

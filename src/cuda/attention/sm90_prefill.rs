@@ -190,9 +190,8 @@ impl Sm90Prefill {
             find(loader, query, |row| row.variant == wanted && suits(row))
         };
         let form = |parts, logits| {
-            let suits = |row: &AttentionRow| {
-                !is_for_few_keys(row) && tile_suits(row, packing, desc.max_qo_len)
-            };
+            let suits =
+                |row: &AttentionRow| !is_for_few_keys(row) && tile_suits(row, packing, desc);
             of_tile(parts, logits, &suits)
         };
         let of_parts = |parts| form(parts, Logits::Some);
@@ -560,10 +559,20 @@ fn is_for_few_keys(row: &AttentionRow) -> bool {
 
 /// Whether the row's tile is the one for queries of this length, where head_dim 128 has two. The one of
 /// 192 rows takes a third less from L2 for every product. But short requests whose heads do not share tiles
-/// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88).
-fn tile_suits(row: &AttentionRow, packing: Packing, max_qo_len: u32) -> bool {
+/// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88). Problems that a row has
+/// columns too many for have plain kernels of 192 rows, whose items those for masks are given.
+fn tile_suits(row: &AttentionRow, packing: Packing, desc: &AttentionDesc) -> bool {
     const WIDE: u32 = 192;
-    let short = packing.heads == 1 && max_qo_len < 2048;
-    let is_only = row.shape.head_dim_qk != 128 || row.types.kv != row.types.q;
-    is_only || short == (row.shape.q_tile < WIDE)
+    let shape = &row.shape;
+    let is_whole = [desc.head_dim_qk, desc.head_dim_vo] == [shape.head_dim_qk, shape.head_dim_vo];
+    let is_masked = matches!(
+        row.variant,
+        Variant::Sm90Prefill {
+            masks: Masks::Any,
+            ..
+        }
+    );
+    let short = packing.heads == 1 && desc.max_qo_len < 2048 && (is_whole || !is_masked);
+    let is_only = shape.head_dim_qk != 128 || row.types.kv != row.types.q;
+    is_only || short == (shape.q_tile < WIDE)
 }
