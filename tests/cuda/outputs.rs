@@ -1,10 +1,8 @@
 //! Outputs in fp32 and in fp8 of prefill with 16-bit queries, on each of its kernels: by boxes and row by row, few keys, masks, soft
 //! caps, biases, rows that are made first, and rows that are split.
 
-use crate::common::instance::solve;
 use crate::common::problem::{Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Storage};
-use crate::gpu::DeviceMemory;
-use crate::problems::{assert_right, paged, session};
+use crate::problems::{assert_solved, paged, session};
 use folio::dtype::DType;
 use folio::problem::{KvLayout, LogBase};
 
@@ -17,9 +15,10 @@ const LENS: [&[(u32, u32)]; 3] = [
     &[(64, 5000), (20, 70)],
 ];
 
-fn layers() -> [Layer; 4] {
+fn layers(o_dtype: DType) -> [Layer; 4] {
     let scaled = Layer {
         v_scale: 3.0,
+        o_scale: if o_dtype.is_fp8() { 0.02 } else { 0.0 },
         sinks: true,
         lse: Some(LogBase::E),
         ..Layer::plain()
@@ -61,7 +60,7 @@ pub fn outputs() {
     let mut turn = 0;
     for dims in dims {
         for o_dtype in OUTPUTS {
-            for layer in layers() {
+            for layer in layers(o_dtype) {
                 for lens in LENS {
                     let q_dtype = [DType::BF16, DType::F16][turn % 2];
                     let kv_dtype = [q_dtype, q_dtype, DType::F8E4M3][turn / 2 % 3];
@@ -70,15 +69,10 @@ pub fn outputs() {
                         kv_dtype,
                         o_dtype,
                         head_dim_vo: dims.1,
-                        layer: Layer {
-                            o_scale: if o_dtype.is_fp8() { 0.02 } else { 0.0 },
-                            ..layer.clone()
-                        },
+                        layer: layer.clone(),
                         ..Problem::plain(lens).of(q_dtype).heads(4, 2, dims.0)
                     };
-                    let got = solve(&*session, &DeviceMemory, &problem);
-                    let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
-                    assert_right(&problem, &got);
+                    assert_solved(&*session, &problem);
                     turn += 1;
                 }
             }
@@ -90,22 +84,17 @@ pub fn outputs() {
 pub fn of_widened_keys() {
     let session = session();
     for o_dtype in OUTPUTS {
-        for layer in layers() {
+        for layer in layers(o_dtype) {
             let problem = Problem {
                 storage: paged(16, KvLayout::Nhd),
                 kv_dtype: DType::F8E4M3,
                 o_dtype,
-                layer: Layer {
-                    o_scale: if o_dtype.is_fp8() { 0.02 } else { 0.0 },
-                    ..layer
-                },
+                layer,
                 ..Problem::plain(&[(300, 700), (280, 300), (150, 150), (1, 9000)])
                     .of(DType::BF16)
                     .heads(16, 1, 128)
             };
-            let got = solve(&*session, &DeviceMemory, &problem);
-            let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
-            assert_right(&problem, &got);
+            assert_solved(&*session, &problem);
         }
     }
 }

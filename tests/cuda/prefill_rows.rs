@@ -1,13 +1,10 @@
 //! Prefill whose keys and values come row by row: pages of any size, rows and pages at distances that no tensor map
 //! describes, fp8 caches. And what stays beside them: boxes of the same problems.
 
-use crate::common::door::Session;
-use crate::common::instance::solve;
 use crate::common::problem::{
     Alibi, Gaps, HeadScales, Layer, MaskKind, MemoryShape, Pattern, Problem, Storage,
 };
-use crate::gpu::DeviceMemory;
-use crate::problems::{assert_right, paged, session};
+use crate::problems::{assert_solved, paged, session};
 use folio::dtype::DType;
 use folio::problem::KvLayout;
 
@@ -41,12 +38,6 @@ fn problem((dim_qk, dim_vo): (u32, u32), (q_dtype, kv_dtype): (DType, DType)) ->
     }
 }
 
-fn check(session: &dyn Session, problem: &Problem) {
-    let got = solve(session, &DeviceMemory, problem);
-    let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
-    assert_right(problem, &got);
-}
-
 /// Every page size, dim and type, in both layouts.
 pub fn pages() {
     let session = session();
@@ -58,7 +49,7 @@ pub fn pages() {
                     storage: paged(page_size, layout),
                     ..problem(dims, types)
                 };
-                check(&*session, &problem);
+                assert_solved(&*session, &problem);
             }
         }
     }
@@ -88,7 +79,7 @@ pub fn strides() {
                     },
                     ..problem(dims, types)
                 };
-                check(&*session, &problem);
+                assert_solved(&*session, &problem);
             }
         }
     }
@@ -113,7 +104,7 @@ pub fn odd_lengths() {
                     },
                     ..problem(dims, types)
                 };
-                check(&*session, &problem);
+                assert_solved(&*session, &problem);
             }
         }
     }
@@ -160,7 +151,7 @@ pub fn layers() {
                             .of(types.0)
                             .heads(heads, kv_heads, 128)
                     };
-                    check(&*session, &problem);
+                    assert_solved(&*session, &problem);
                 }
             }
         }
@@ -219,7 +210,7 @@ pub fn masks() {
                         .of(types.0)
                         .heads(heads, kv_heads, dims.0)
                 };
-                check(&*session, &problem);
+                assert_solved(&*session, &problem);
                 turn += 1;
             }
         }
@@ -243,7 +234,7 @@ pub fn masks_of_split_keys() {
                     .of(types.0)
                     .heads(4, 1, dims.0)
             };
-            check(&*session, &problem);
+            assert_solved(&*session, &problem);
         }
     }
 }
@@ -262,7 +253,7 @@ pub fn long() {
                         .of(types.0)
                         .heads(4, 1, dims.0)
                 };
-                check(&*session, &problem);
+                assert_solved(&*session, &problem);
             }
         }
     }
@@ -285,7 +276,7 @@ pub fn waves() {
                 head_dim_vo: dims.1,
                 ..Problem::plain(&lens).of(types.0).heads(3, 3, dims.0)
             };
-            check(&*session, &problem);
+            assert_solved(&*session, &problem);
         }
     }
 }

@@ -37,6 +37,13 @@ pub fn assert_right(problem: &Problem, got: &Output) {
     assert_all_right(problem, std::slice::from_ref(got));
 }
 
+/// The problem has a solution, in memory of the device, and it is right.
+pub fn assert_solved(session: &dyn Session, problem: &Problem) {
+    let got = solve(session, &DeviceMemory, problem);
+    let got = got.unwrap_or_else(|error| panic!("{error}\n{problem:?}"));
+    assert_right(problem, &got);
+}
+
 /// Every output is what the problem's is.
 fn assert_all_right(problem: &Problem, outputs: &[Output]) {
     let over_codes = dense::attention(problem);

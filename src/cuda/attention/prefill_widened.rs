@@ -9,7 +9,7 @@ use super::features::{Feature, Features};
 use super::generic::Generic;
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, packed_rows};
 use super::sm90::GROUP;
-use super::sm90_prefill::{Beside, Sm90Prefill, not_by_position};
+use super::sm90_prefill::{Beside, Sm90Prefill};
 use super::sm90_prefill_maps::{outputs_suit, rows_suit};
 use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
@@ -48,7 +48,6 @@ const ITEMS_OF_BLOCK: u32 = 256;
 pub struct PrefillWidened {
     name: String,
     prefill: OverRows,
-    masks: Masks,
     places: Function,
     rows: Keys,
     /// Where they are in fp8.
@@ -232,7 +231,6 @@ impl PrefillWidened {
         Ok(Ok(PrefillWidened {
             name: format!("{}_{from}", prefill.kernel().name()),
             prefill,
-            masks,
             places: find(&WIDEN_PLACES)?,
             rows,
             queries: widens_queries(desc)
@@ -401,13 +399,9 @@ impl AttentionKernel for PrefillWidened {
             Keys::Stored(_) => true,
         };
         let suits = self.choice == Choice::All || self.suits(run);
-        let of_kernel = match self.prefill {
-            OverRows::Hopper(_) => {
-                let by_mask = match self.masks {
-                    Masks::ByPosition => not_by_position(args),
-                    Masks::Any => Features::default(),
-                };
-                self.missing_of_queries(&args.q, &args.o) | by_mask
+        let of_kernel = match &self.prefill {
+            OverRows::Hopper(kernel) => {
+                self.missing_of_queries(&args.q, &args.o) | kernel.missing_of_masks(args)
             }
             OverRows::Portable(_) => Features::default(),
         };

@@ -257,6 +257,14 @@ impl Sm90Prefill {
         }
     }
 
+    /// What of a run's masks the kernel lacks. ALiBi is for the one that has all.
+    pub(super) fn missing_of_masks(&self, args: &AttentionArgs) -> Features {
+        match self.masks {
+            Masks::ByPosition => not_by_position(args),
+            Masks::Any => Features::default(),
+        }
+    }
+
     /// What a run asks for, its keys and values apart.
     fn missing_beside_keys(&self, run: &Run<'_>) -> Features {
         let args = run.args;

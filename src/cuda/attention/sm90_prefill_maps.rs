@@ -149,11 +149,15 @@ pub fn num_groups(cache: &Tensor, page_size: u32) -> i64 {
 
 /// Rows of o, of any type, start at whole pieces of eight elements, or of 16 bytes.
 pub fn outputs_suit(o: &Tensor) -> bool {
-    let piece = (GROUP * o.dtype().size() as u32).min(ROW_BYTES);
-    !o.is_empty() && row_alignment(o) >= piece && rows_are_distinct(o)
+    rows_start_at(o, (GROUP * o.dtype().size() as u32).min(ROW_BYTES))
 }
 
-/// Rows start at whole pieces. An empty tensor has no rows that a map could describe.
+/// Rows start at whole pieces.
 pub fn rows_suit(tensor: &Tensor) -> bool {
-    !tensor.is_empty() && row_alignment(tensor) >= ROW_BYTES && rows_are_distinct(tensor)
+    rows_start_at(tensor, ROW_BYTES)
+}
+
+/// At multiples of so many bytes, and apart. An empty tensor has no rows that a map could describe.
+fn rows_start_at(tensor: &Tensor, bytes: u32) -> bool {
+    !tensor.is_empty() && row_alignment(tensor) >= bytes && rows_are_distinct(tensor)
 }
