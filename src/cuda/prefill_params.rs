@@ -19,13 +19,13 @@ pub const WARPGROUP_ROWS: u32 = 64;
 impl Packing {
     /// Of the heads of a group, for queries of up to so many tokens. Rows that are left are multiplied for nothing, so that
     /// there are at most four. Of 16 heads a tile has few positions already: more would only make the list of items longer,
-    /// unless a warpgroup has all rows of a request.
+    /// unless a tile, which has two warpgroups or three, has all rows of a request.
     pub fn new(group_size: u32, max_qo_len: u32) -> Packing {
         const MOST_HEADS: u32 = 16;
         const MOST_LEFT: u32 = 4;
         let suits =
             |heads: &u32| group_size.is_multiple_of(*heads) && WARPGROUP_ROWS % heads <= MOST_LEFT;
-        let most = match group_size.saturating_mul(max_qo_len) <= WARPGROUP_ROWS {
+        let most = match group_size.saturating_mul(max_qo_len) <= 2 * WARPGROUP_ROWS {
             true => WARPGROUP_ROWS,
             false => MOST_HEADS,
         };
@@ -87,7 +87,14 @@ mod tests {
         ] {
             assert_eq!(heads(group), packed, "{group}");
         }
-        for (group, max_qo_len, packed) in [(32, 2, 32), (32, 3, 16), (64, 1, 64), (128, 1, 16)] {
+        for (group, max_qo_len, packed) in [
+            (32, 4, 32),
+            (32, 5, 16),
+            (64, 2, 64),
+            (64, 3, 16),
+            (128, 1, 64),
+            (128, 2, 16),
+        ] {
             assert_eq!(Packing::new(group, max_qo_len).heads, packed, "{group}");
         }
     }

@@ -116,6 +116,10 @@ pub fn decode_packed_rows() {
         (33, 1),
         (8, 8),
         (6, 16),
+        (32, 4),
+        (64, 2),
+        (20, 6),
+        (31, 4),
         (128, 1),
     ];
     let problems = rows.into_iter().flat_map(|(group, qo_len)| {
