@@ -115,8 +115,19 @@ pub fn distances() {
 /// exponents would be without a cap.
 pub fn caps_alone() {
     let mut n = 0;
-    for (heads, dim) in [((8, 2), 128), ((3, 3), 128), ((4, 2), 256), ((8, 1), 64)] {
-        for storage in [Storage::paged(16), Storage::Ragged, Storage::paged(64)] {
+    let dims = [
+        ((8, 2), 128),
+        ((3, 3), 128),
+        ((4, 2), 256),
+        ((8, 1), 64),
+        ((8, 2), 80),
+        ((3, 3), 88),
+        ((8, 2), 112),
+        ((3, 3), 120),
+    ];
+    let storages = [16, 64, 1].map(Storage::paged);
+    for (heads, dim) in dims {
+        for storage in storages.into_iter().chain([Storage::Ragged]) {
             for (cap, spread) in [
                 (50.0, 1.0),
                 (30.0, -1.0),
@@ -146,7 +157,15 @@ pub fn slopes_alone() {
     let mut n = 0;
     for q_dtype in [DType::BF16, DType::F16] {
         for storage in [Storage::paged(16), Storage::Ragged, Storage::paged(8)] {
-            for (heads, dim) in [((8, 2), 128), ((16, 16), 128), ((12, 4), 128), ((8, 1), 64)] {
+            for (heads, dim) in [
+                ((8, 2), 128),
+                ((16, 16), 128),
+                ((12, 4), 128),
+                ((8, 1), 64),
+                ((8, 2), 120),
+                ((6, 6), 40),
+                ((8, 2), 96),
+            ] {
                 let layer = Layer {
                     mask: [MaskKind::Causal, MaskKind::Full][n / 4 % 2],
                     window: (n % 5 == 1).then_some((100, 30)),

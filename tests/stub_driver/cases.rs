@@ -326,6 +326,11 @@ pub const CASES: &[Case<Setup>] = &[
         BACKEND,
         prefill_rows::masks_of_every_width,
     ),
+    case(
+        "launch_prefill_logits_of_every_width",
+        BACKEND,
+        prefill_rows::logits_of_every_width,
+    ),
     case("launch_prefill_outputs", BACKEND, prefill_rows::outputs),
     case("launch_mixed_by_the_batch", BACKEND, mixed::decodes_apart),
     case("launch_mixed_with_drafts", BACKEND, mixed::drafts_apart),

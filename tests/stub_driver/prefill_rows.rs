@@ -67,10 +67,22 @@ fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
 }
 
 fn run_under(desc: AttentionDesc, k: Tensor, v: Tensor, mask: Mask) -> (String, Launched) {
+    run_with(desc, k, v, |args| args.mask = mask)
+}
+
+/// The same with more arguments.
+fn run_with(
+    desc: AttentionDesc,
+    k: Tensor,
+    v: Tensor,
+    more: impl Fn(&mut AttentionArgs),
+) -> (String, Launched) {
     let dim = i64::from(desc.head_dim_qk);
     let recorder = Recorder::new();
     recorder.expect::<PrefillParams>("folio_prefill_sm90");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_masked");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_capped");
+    recorder.expect::<PrefillParams>("folio_prefill_sm90_biased");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
     recorder.expect::<GenericParams>("folio_attention");
     let mut handle = Handle::of(&context(), desc).unwrap();
@@ -90,10 +102,8 @@ fn run_under(desc: AttentionDesc, k: Tensor, v: Tensor, mask: Mask) -> (String, 
         handle.plan(&batch, OURS).unwrap();
     }
     let rows = |address, dtype| at(address, dtype, &[80, i64::from(HEADS), dim], None);
-    let args = AttentionArgs {
-        mask,
-        ..AttentionArgs::new(rows(Q, DType::BF16), k, v, rows(O, desc.o_dtype))
-    };
+    let mut args = AttentionArgs::new(rows(Q, DType::BF16), k, v, rows(O, desc.o_dtype));
+    more(&mut args);
     recorder.forget();
     handle.attention.run(&args, OURS).unwrap();
     let launch = recorder.launches().swap_remove(0);
@@ -268,6 +278,42 @@ pub fn few_rows_of_long_queries() {
     }
 }
 
+/// Runs with soft caps and with ALiBi at head_dims between whole blocks: handles whose requests may have few keys take small
+/// tiles, those of more keys, and graphs, kernels of their own.
+pub fn logits_of_every_width() {
+    let slopes = || Some(at(O, DType::F32, &[HEADS.into()], None));
+    for (dim, kv, capped, biased) in [
+        (40, RAGGED, "_capped", "_biased"),
+        (72, pages(16), "_capped", "_masked"),
+        (80, RAGGED, "_capped", "_masked"),
+        (96, pages(16), "_capped", "_masked"),
+        (112, RAGGED, "_capped", "_masked"),
+        (120, pages(16), "_capped", "_masked"),
+        (120, RAGGED, "_capped", "_biased"),
+        (120, pages(1), "_rows", "_rows"),
+        (144, pages(16), "", "_rows"),
+        (160, RAGGED, "", "_rows"),
+    ] {
+        let desc = AttentionDesc {
+            graph: true,
+            ..of_width(prompts(kv, DType::BF16), dim)
+        };
+        let [k, v] = [K, V].map(|address| cache_of_width(address, &desc));
+        let (_, launch) = run_with(desc, k, v, |args| args.logits_soft_cap = 30.0);
+        assert_eq!(
+            launch.name(),
+            format!("folio_prefill_sm90{capped}"),
+            "{dim} {kv:?}"
+        );
+        let (_, launch) = run_with(desc, k, v, |args| args.alibi_slopes = slopes());
+        assert_eq!(
+            launch.name(),
+            format!("folio_prefill_sm90{biased}"),
+            "{dim} {kv:?}"
+        );
+    }
+}
+
 /// Runs under masks that positions do not say: by boxes where there is a kernel for such rows, else row by row, whatever the
 /// cache's pages and its type.
 pub fn masks() {
@@ -277,9 +323,9 @@ pub fn masks() {
         (128, pages(16), bf16, "folio_prefill_sm90_masked"),
         (64, pages(16), bf16, "folio_prefill_sm90_masked"),
         (96, RAGGED, bf16, "folio_prefill_sm90_masked"),
-        (96, pages(16), bf16, "folio_prefill_sm90_rows"),
+        (96, pages(16), bf16, "folio_prefill_sm90_masked"),
         (96, pages(1), bf16, "folio_prefill_sm90_rows"),
-        (120, pages(16), bf16, "folio_prefill_sm90_rows"),
+        (120, pages(16), bf16, "folio_prefill_sm90_masked"),
         (120, pages(1), bf16, "folio_prefill_sm90_rows"),
         (160, pages(16), bf16, "folio_prefill_sm90_rows"),
         (160, RAGGED, bf16, "folio_prefill_sm90_rows"),

@@ -401,7 +401,7 @@ impl AttentionKernel for PrefillWidened {
         let suits = self.choice == Choice::All || self.suits(run);
         let of_kernel = match &self.prefill {
             OverRows::Hopper(kernel) => {
-                self.missing_of_queries(&args.q, &args.o) | kernel.missing_of_masks(args)
+                self.missing_of_queries(&args.q, &args.o) | kernel.missing_of_masks(run)
             }
             OverRows::Portable(_) => Features::default(),
         };

@@ -202,8 +202,9 @@ impl Sm90Prefill {
             Err(lacks) => return Ok(Err(lacks)),
         };
         let with = |logits| -> Result<Option<Function>> {
-            let found = form(KeyParts::One, logits)?.ok();
-            Ok(found.and_then(|(of, function)| (of.shape == row.shape).then_some(function)))
+            let suits = |of: &AttentionRow| of.shape == row.shape;
+            let found = of_tile(KeyParts::One, logits, &suits)?.ok();
+            Ok(found.map(|(_, function)| function))
         };
         let few = match may_have_few_keys(desc) {
             true => of_tile(KeyParts::One, Logits::Some, &is_for_few_keys)?.ok(),
@@ -257,10 +258,14 @@ impl Sm90Prefill {
         }
     }
 
-    /// What of a run's masks the kernel lacks. ALiBi is for the one that has all.
-    pub(super) fn missing_of_masks(&self, args: &AttentionArgs) -> Features {
+    /// What of a run's masks the kernel lacks. ALiBi is for the one that has all, where there is no kernel for it alone.
+    pub(super) fn missing_of_masks(&self, run: &Run<'_>) -> Features {
+        let args = run.args;
         match self.masks {
-            Masks::ByPosition => not_by_position(args),
+            Masks::ByPosition => {
+                let has_bias = self.few(run).is_none() && self.with_bias(args).is_some();
+                other_masks(args).and(Feature::Alibi, args.alibi_slopes.is_some() && !has_bias)
+            }
             Masks::Any => Features::default(),
         }
     }
@@ -268,20 +273,13 @@ impl Sm90Prefill {
     /// What a run asks for, its keys and values apart.
     fn missing_beside_keys(&self, run: &Run<'_>) -> Features {
         let args = run.args;
-        let by_mask = match self.masks {
-            Masks::ByPosition => {
-                let has_bias = self.few(run).is_none() && self.with_bias(args).is_some();
-                other_masks(args).and(Feature::Alibi, args.alibi_slopes.is_some() && !has_bias)
-            }
-            Masks::Any => Features::default(),
-        };
-        by_mask
+        self.missing_of_masks(run)
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, !outputs_suit(&args.o))
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
     }
 
-    /// Enqueues the kernel for inputs that maps describe, with whole keys.
+    /// Enqueues the kernel for inputs with whole keys.
     pub(super) fn launch_over(
         &self,
         inputs: &Inputs<'_>,
@@ -295,12 +293,21 @@ impl Sm90Prefill {
             ..self.shape_of_launch(row, run, stream)
         };
         let params = self.params(inputs.params, inputs.q, inputs.k, inputs.v);
-        let maps = self
-            .maps
-            .all(row, current, [inputs.q, inputs.k, inputs.v])?;
-        // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors,
-        // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
-        unsafe { launch.enqueue(current, function, &params, &maps) }
+        match self.maps.keys {
+            KeySource::Gather => {
+                let q = self.maps.query(inputs.q);
+                let q = q.encode(current.driver(), SWIZZLE)?;
+                // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors, which were
+                // checked against the plan, and the workspace. The plan's list has room for `num_items` items.
+                unsafe { launch.enqueue(current, function, &params, &[q]) }
+            }
+            KeySource::Tma => {
+                let inputs = [inputs.q, inputs.k, inputs.v];
+                let maps = self.maps.all(row, current, inputs)?;
+                // SAFETY: as above, with three maps.
+                unsafe { launch.enqueue(current, function, &params, &maps) }
+            }
+        }
     }
 
     fn params(
@@ -347,11 +354,8 @@ impl Sm90Prefill {
         }
     }
 
-    /// The kernel for a run's form of keys, where there is one and the maps can describe the second part.
-    fn function(&self, args: &AttentionArgs) -> OrLacks<&Function> {
-        let Some(k_rope) = &args.k_rope else {
-            return Ok(self.of_whole_keys(args));
-        };
+    /// The kernel for keys of which this is the second part, where there is one and maps can describe it.
+    fn of_split_keys(&self, k_rope: &Tensor) -> OrLacks<&Function> {
         let lacks = self.maps.missing_of_cache(k_rope);
         match self.split_keys.as_ref().or(self.after.as_ref()) {
             Some(split) if k_rope.extent(3) == i64::from(SPLIT_ROPE_DIM) => {
@@ -456,10 +460,11 @@ impl AttentionKernel for Sm90Prefill {
 
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
+        let split = (args.k_rope.as_ref()).and_then(|k_rope| self.of_split_keys(k_rope).err());
         self.missing_beside_keys(run)
             | self.maps.missing_of_cache(&args.k)
             | self.maps.missing_of_cache(&args.v)
-            | self.function(args).err().unwrap_or_default()
+            | split.unwrap_or_default()
     }
 
     /// The kernels of keys in two parts are those of MLA, whose contexts are attended chunk by chunk.
@@ -483,7 +488,7 @@ impl AttentionKernel for Sm90Prefill {
 
     fn launch(&self, current: &Current<'_>, run: &Run<'_>, stream: Stream) -> Result<()> {
         let args = run.args;
-        if self.maps.keys == KeySource::Tma && args.k_rope.is_none() {
+        let Some(k_rope) = &args.k_rope else {
             let inputs = Inputs {
                 q: &args.q,
                 k: &args.k,
@@ -492,24 +497,18 @@ impl AttentionKernel for Sm90Prefill {
                 dependent: false,
             };
             return self.launch_over(&inputs, current, run, stream);
-        }
-        let function = self.function(args).map_err(wrong_choice)?;
+        };
+        let function = self.of_split_keys(k_rope).map_err(wrong_choice)?;
         let launch = self.shape_of_launch(self.maps.row, run, stream);
-        let params = |attention| self.params(attention, &args.q, &args.k, &args.v);
-        let Some(k_rope) = &args.k_rope else {
-            let q = self.maps.query(&args.q).encode(current.driver(), SWIZZLE)?;
-            // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors,
-            // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
-            return unsafe { launch.enqueue(current, function, &params(*run.params), &[q]) };
+        let attention = AttentionParams {
+            k_rope_page_groups: self.maps.page_groups(k_rope),
+            ..*run.params
         };
         let params = PrefillParams {
             sum: SumParams::new(run.earlier.sum.as_ref()),
             context_indptr: (run.earlier.context)
                 .map_or(0, |context| context.indptr.address() as u64),
-            ..params(AttentionParams {
-                k_rope_page_groups: self.maps.page_groups(k_rope),
-                ..*run.params
-            })
+            ..self.params(attention, &args.q, &args.k, &args.v)
         };
         let q = self.maps.query(&args.q).encode(current.driver(), SWIZZLE)?;
         let [k, v, k_rope] = self.maps.split(current, [&args.k, &args.v, k_rope])?;
@@ -518,7 +517,7 @@ impl AttentionKernel for Sm90Prefill {
             (_, after) => after.as_ref(),
         };
         let Some(after) = after else {
-            // SAFETY: as above, with maps of the caller's tensors.
+            // SAFETY: as in `launch_over`, with four maps.
             return unsafe { launch.enqueue(current, function, &params, &[q, k, v, k_rope]) };
         };
         let of_context = match &run.earlier.context {
@@ -527,7 +526,7 @@ impl AttentionKernel for Sm90Prefill {
         };
         let [context_k, context_v, context_k_rope] = of_context;
         let maps = [q, k, v, k_rope, context_k, context_v, context_k_rope];
-        // SAFETY: as above, with maps of the caller's tensors and of a context's.
+        // SAFETY: as above, with those of a context's tensors.
         unsafe { launch.enqueue(current, after, &params, &maps) }
     }
 }
@@ -543,12 +542,8 @@ fn piece_bytes(rows: &Tensor) -> u32 {
     row_alignment(rows).min(1 << length.trailing_zeros())
 }
 
-/// What a run asks for beside masks that follow from positions, and ALiBi.
-pub(super) fn not_by_position(args: &AttentionArgs) -> Features {
-    other_masks(args).and(Feature::Alibi, args.alibi_slopes.is_some())
-}
-
-fn other_masks(args: &AttentionArgs) -> Features {
+/// What a run's masks ask for beside positions, ALiBi apart.
+pub(super) fn other_masks(args: &AttentionArgs) -> Features {
     let custom = matches!(args.mask, Mask::Bytes(_) | Mask::Bits(_));
     let by_request = matches!(args.mask, Mask::CausalByRequest(_));
     Features::default()
@@ -572,15 +567,13 @@ fn is_for_few_keys(row: &AttentionRow) -> bool {
 fn tile_suits(row: &AttentionRow, packing: Packing, desc: &AttentionDesc) -> bool {
     const WIDE: u32 = 192;
     let shape = &row.shape;
+    let Variant::Sm90Prefill { kv, masks, .. } = row.variant else {
+        return false;
+    };
     let is_whole = [desc.head_dim_qk, desc.head_dim_vo] == [shape.head_dim_qk, shape.head_dim_vo];
-    let is_masked = matches!(
-        row.variant,
-        Variant::Sm90Prefill {
-            masks: Masks::Any,
-            ..
-        }
-    );
-    let short = packing.heads == 1 && desc.max_qo_len < 2048 && (is_whole || !is_masked);
-    let is_only = shape.head_dim_qk != 128 || row.types.kv != row.types.q;
-    is_only || short == (shape.q_tile < WIDE)
+    let is_plain = masks == Masks::ByPosition;
+    let short = packing.heads == 1 && desc.max_qo_len < 2048 && (is_whole || is_plain);
+    let converts = row.types.kv != row.types.q;
+    let has_two = shape.head_dim_qk == 128 && !converts && kv != KvRows::PagedColumns;
+    !has_two || short == (shape.q_tile < WIDE)
 }

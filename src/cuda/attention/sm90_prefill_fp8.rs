@@ -5,7 +5,7 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, OrLacks, Run, find, query};
 use super::sm90::{GROUP, Map};
-use super::sm90_prefill::not_by_position;
+use super::sm90_prefill::other_masks;
 use super::sm90_prefill_maps::{num_groups, rows_suit};
 use super::sm90_prefill_tiling::{tiling, unit_bytes};
 use crate::backend::Stream;
@@ -179,7 +179,8 @@ impl AttentionKernel for Sm90PrefillFp8 {
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         let of_four = (4 * args.o.dtype().size() as u32).min(16);
-        not_by_position(args)
+        other_masks(args)
+            .and(Feature::Alibi, args.alibi_slopes.is_some())
             .and(Feature::SplitKeys, args.k_rope.is_some())
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)

@@ -39,6 +39,11 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     masked(KvRows::Paged),
     Family {
+        shapes: &MASKED_WITHIN_BLOCKS,
+        fit: Fit::UpTo,
+        ..masked(KvRows::PagedColumns)
+    },
+    Family {
         fit: Fit::UpTo,
         ..masked(KvRows::Ragged)
     },
@@ -50,10 +55,17 @@ pub(super) const FAMILIES: &[Family] = &[
         shapes: &FEW_KEYS,
         ..masked(KvRows::Ragged)
     },
-    capped(KvRows::Paged),
+    Family {
+        shapes: &CAPPED_WHOLE_BLOCKS,
+        ..capped(KvRows::Paged)
+    },
+    Family {
+        shapes: &CAPPED_WITHIN_BLOCKS,
+        ..capped(KvRows::PagedColumns)
+    },
     capped(KvRows::Ragged),
     Family {
-        shapes: &[D128, D128_SHORT, D256],
+        shapes: &CAPPED_ONE_BY_ONE,
         symbol: ROWS_SYMBOL,
         ..capped(KvRows::Rows)
     },
@@ -202,7 +214,10 @@ const fn with_logits(kv: KvRows, logits: Logits) -> Family {
             masks: Masks::ByPosition,
             logits,
         },
-        fit: Fit::Exact,
+        fit: match kv {
+            KvRows::Paged => Fit::Exact,
+            _ => Fit::UpTo,
+        },
         ..whole_keys(kv)
     }
 }
@@ -249,6 +264,9 @@ const MASKED_D64: Shape = shape(64, 64, 192, 64);
 const MASKED_D128: Shape = shape(128, 128, 192, 64);
 const MASKED_D256: Shape = shape(MOST_HEAD_DIM, MOST_HEAD_DIM, 128, 64);
 
+/// The same where boxes have 64 columns each.
+const MASKED_WITHIN_BLOCKS: [Shape; 2] = [shape(96, 96, 192, 80), MASKED_D128];
+
 /// The same where rows are loaded one by one, and where they are converted.
 const MASKED_ONE_BY_ONE: [Shape; 4] = [
     MASKED_D128,
@@ -263,8 +281,11 @@ const MASKED_CONVERTING: [Shape; 2] = [
 
 const BF16: &[AttentionTypes] = &[same(DType::BF16)];
 
-/// Models with soft caps.
-const CAPPED_SHAPES: [Shape; 4] = [D64, D128, D128_SHORT, D256];
+/// With the tiles of [`SHAPES`], but for those between 128 and 256, which would spill registers.
+const CAPPED_SHAPES: [Shape; 7] = [D64, D80, D96, D112, D128, D128_SHORT, D256];
+const CAPPED_WHOLE_BLOCKS: [Shape; 4] = [D64, D128, D128_SHORT, D256];
+const CAPPED_WITHIN_BLOCKS: [Shape; 4] = [D80, D96, D112, D128];
+const CAPPED_ONE_BY_ONE: [Shape; 3] = [D128, D128_SHORT, D256];
 
 /// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
 const CONVERTING: [Shape; 5] = [
