@@ -55,9 +55,16 @@ fn layers() -> [Layer; 7] {
     ]
 }
 
-/// Every width, in pages and without, and a group of heads. A graph's handle has the same tiles.
+/// Every width, in pages of any size and without, and a group of heads, over elements of 16 bits and of fp8. A graph's handle has
+/// the same tiles.
 pub fn few_keys() {
     let session = session();
+    let storages = [
+        Storage::Ragged,
+        Storage::paged(16),
+        Storage::paged(1),
+        Storage::paged(3),
+    ];
     let mut n = 0;
     for (heads, dim, most_keys) in [
         ((6, 6), 64, 190),
@@ -66,18 +73,23 @@ pub fn few_keys() {
         ((5, 5), 72, 120),
         ((6, 2), 128, 250),
         ((4, 4), 128, 130),
+        ((6, 2), 120, 110),
     ] {
-        for layer in layers() {
+        for (layer, cached) in layers().into_iter().flat_map(|layer| {
+            [None, Some(DType::F8E4M3), None].map(|cached| (layer.clone(), cached))
+        }) {
+            let q_dtype = [DType::BF16, DType::F16][n / 4 % 2];
             let problem = Problem {
-                storage: [Storage::Ragged, Storage::paged(16)][n % 2],
+                storage: storages[n % 4],
                 layer,
-                graph: n % 3 == 2,
+                graph: n % 5 == 2,
+                kv_dtype: cached.unwrap_or(q_dtype),
                 ..Problem::plain(&requests(most_keys))
-                    .of([DType::BF16, DType::F16][n / 2 % 2])
+                    .of(q_dtype)
                     .heads(heads.0, heads.1, dim)
             };
-            let lengths: &dyn Memory = match n % 4 {
-                3 => &DeviceMemory,
+            let lengths: &dyn Memory = match n % 7 {
+                6 => &DeviceMemory,
                 _ => &HostMemory,
             };
             let handle = session.attention(problem.desc()).unwrap();
@@ -92,10 +104,19 @@ pub fn few_keys() {
 /// One handle's plans, of few keys and of many by turns.
 pub fn few_keys_between_many() {
     let session = session();
-    for (dim, most_keys) in [(64, 200), (128, 140), (80, 90)] {
+    for (dim, most_keys, page_size, kv_dtype) in [
+        (64, 200, 16, DType::BF16),
+        (128, 140, 1, DType::BF16),
+        (80, 90, 16, DType::BF16),
+        (64, 200, 1, DType::F8E4M3),
+        (128, 140, 16, DType::F8E4M3),
+        (80, 90, 16, DType::F8E5M2),
+    ] {
         for layer in layers() {
             let of = |lens: &[(u32, u32)]| Problem {
                 layer: layer.clone(),
+                storage: Storage::paged(page_size),
+                kv_dtype,
                 ..Problem::plain(lens).of(DType::BF16).heads(6, 2, dim)
             };
             let few = requests(most_keys);

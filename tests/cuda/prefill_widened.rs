@@ -84,6 +84,14 @@ fn problem(
     }
 }
 
+/// Keys of 16 bits that so many rows read that they are copied.
+fn copied((dim_qk, dim_vo): (u32, u32), dtype: DType) -> Problem {
+    Problem {
+        head_dim_vo: dim_vo,
+        ..Problem::plain(&COPIED).of(dtype).heads(16, 1, dim_qk)
+    }
+}
+
 fn long_lens() -> Vec<(u32, u32)> {
     [&LENS[..], &[LONG]].concat()
 }
@@ -326,8 +334,7 @@ pub fn copies() {
                 let problem = Problem {
                     storage: paged(page_size, layout),
                     memory: memory(n),
-                    head_dim_vo: dims.1,
-                    ..Problem::plain(&COPIED).of(dtype).heads(16, 1, dims.0)
+                    ..copied(dims, dtype)
                 };
                 check(&*session, &problem);
             }
@@ -365,13 +372,14 @@ pub fn masks() {
     let mut turn = 0;
     for dims in DIMS.into_iter().chain([(160, 160)]) {
         for types in TYPES.into_iter().chain(halves) {
-            let layer = layers[turn % layers.len()].clone();
+            let of_types = match types.1.is_fp8() {
+                true => problem(&long_lens(), dims, types),
+                false => copied(dims, types.0),
+            };
             let problem = Problem {
                 storage: paged([1, 3, 12][turn % 3], KvLayout::Nhd),
-                kv_dtype: types.1,
-                head_dim_vo: dims.1,
-                layer,
-                ..Problem::plain(&COPIED).of(types.0).heads(16, 1, dims.0)
+                layer: layers[turn % layers.len()].clone(),
+                ..of_types
             };
             check(&*session, &problem);
             turn += 1;

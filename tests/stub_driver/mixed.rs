@@ -19,6 +19,8 @@ const DECODE_ROWS: u32 = 8;
 /// Of three decodes: their keys and values of 8 heads of 128 are 3 times 20 MiB, and of few keys 3 times 2.
 const MANY_KEYS: i32 = 10240;
 const FEW_KEYS: i32 = 1024;
+/// Up to which prompts have small tiles.
+const KEYS_OF_A_TILE: i32 = 256;
 
 fn mixed(graph: bool) -> AttentionDesc {
     AttentionDesc {
@@ -113,7 +115,8 @@ pub fn decodes_apart() {
     assert_eq!(names(&run(&recorder, &handle, None))[..1], PROMPTS[..1]);
 }
 
-/// Where most requests of few rows are drafts, or all requests, these and the decodes take the kernel of more rows.
+/// Where most requests of few rows are drafts, or all requests, these and the decodes take the kernel of more rows. But requests
+/// of few keys are prompts.
 pub fn drafts_apart() {
     const DRAFTS: [&str; 2] = ["folio_sm90_decode_warpgroup_tma", "folio_combine"];
     let rows = DECODE_ROWS as i32 + 1;
@@ -132,6 +135,13 @@ pub fn drafts_apart() {
             [DECODES, PROMPTS].concat(),
         ),
         (mixed(false), [rows, rows, 1, 1], FEW_KEYS, DRAFTS.to_vec()),
+        (
+            mixed(false),
+            [rows, rows, 1, 1],
+            KEYS_OF_A_TILE,
+            vec!["folio_prefill_sm90_rows"],
+        ),
+        (mixed(false), [1; 4], KEYS_OF_A_TILE, DECODES.to_vec()),
         (
             mixed(true),
             [rows, ROWS_OF_PROMPT, rows, 1],

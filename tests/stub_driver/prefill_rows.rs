@@ -261,10 +261,15 @@ fn cache_of_width(address: usize, desc: &AttentionDesc) -> Tensor {
     }
 }
 
-/// Few rows in handles of long queries: where those are copied or widened in tiles of 192 rows, others are as wide.
+/// Few rows in handles of long queries: where those are copied or widened in tiles of 192 rows, others are as wide, but for
+/// requests of few keys, as these are up to head_dim 128.
 pub fn few_rows_of_long_queries() {
     for (dim, kv_dtype, tile) in [
-        (96, DType::BF16, 192),
+        (96, DType::BF16, 64),
+        (64, DType::BF16, 64),
+        (128, DType::F8E4M3, 64),
+        (72, DType::F8E4M3, 64),
+        (128, DType::F8E5M2, 192),
         (144, DType::BF16, 192),
         (160, DType::BF16, 192),
         (160, DType::F8E4M3, 192),

@@ -389,11 +389,11 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
         OWN_KEYS || (MASKED ? ACCUMULATORS <= 112 || CONSUMERS != 3 : !BY_BOXES && ACCUMULATORS <= 124);
     // One consumer warpgroup has what the producer leaves of 2 * 80 or of 2 * 128, by the CTAs of a multiprocessor.
     constexpr int ALL_REGISTERS = CONSUMERS == 3 ? 512 : CONSUMERS == 2 ? 504 : CTAS == 2 ? 256 : 160;
-    constexpr int PRODUCER_REGISTERS = CTAS == 3                    ? (MASKED ? 40 : 24)
-                                       : CONVERTS && CONSUMERS == 2 ? 72
-                                       : SHIFTED                    ? 56
-                                       : CONSUMERS < 3              ? 40
-                                                                    : 32;
+    constexpr int PRODUCER_REGISTERS = CTAS == 3                   ? (MASKED || !BY_BOXES ? 40 : 24)
+                                       : CONVERTS && CONSUMERS < 3 ? 72
+                                       : SHIFTED                   ? 56
+                                       : CONSUMERS < 3             ? 40
+                                                                   : 32;
     constexpr int CONSUMER_REGISTERS = (ALL_REGISTERS - PRODUCER_REGISTERS) / CONSUMERS;
     if (threadIdx.x < WARPGROUP) {
         registers_shrink<PRODUCER_REGISTERS>();
@@ -416,7 +416,7 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
 
 // Grid: any number of CTAs for which the plan's list has room, FOLIO_THREADS each.
 #if FOLIO_KV_ROWS == 2
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::prefill::CTAS)
     folio_prefill_sm90_rows(const __grid_constant__ FolioPrefillParams params,
                             const __grid_constant__ folio::TensorMap q_map) {
     folio::prefill::attend(params, q_map, {&q_map, &q_map, &q_map}, {});

@@ -48,7 +48,7 @@ constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int BLOCK = FOLIO_KV_TILE;  // keys of a step
 // CTAs of a multiprocessor. Those of one warpgroup are for tiles of one step or a few: they wait for memory, by turns.
 // src/cuda/kernels/attention/sm90_prefill.rs says the same.
-constexpr u32 CTAS = CONSUMERS > 1 ? 1 : DIM_QK > 64 ? 2 : 3;
+constexpr u32 CTAS = CONSUMERS > 1 ? 1 : DIM_QK > 64 || CONVERTS ? 2 : 3;
 // How rows of K and V come. RAGGED: in boxes of consecutive rows, one for 64 columns. PAGED: in boxes of a page, one for
 // all columns. ROWS: one by one. PAGED_COLUMNS: in boxes of a page, one for 64 columns, since rows end within them.
 // PAGED_OWN: as PAGED, where warpgroups may have keys of their own.

@@ -171,7 +171,7 @@ impl Special<'_> {
         let is_stored = desc.kv_format.form() != CacheForm::Plain;
         if !Arch::Sm90a.runs_on(self.context.device().compute_capability) {
             return Ok(match is_stored {
-                true => vec![self.widened(Masks::ByPosition, Beside::Portable)?],
+                true => vec![self.widened(Masks::ByPosition, BESIDE_PORTABLE)?],
                 false => Vec::new(),
             });
         }
@@ -190,8 +190,8 @@ impl Special<'_> {
         };
         // What decode takes, rows would not make faster.
         if !kernels.iter().any(OrLacks::is_ok) {
-            kernels.push(self.widened(Masks::ByPosition, Beside::Portable)?);
-            kernels.push(self.widened(Masks::Any, Beside::Portable)?);
+            kernels.push(self.widened(Masks::ByPosition, BESIDE_PORTABLE)?);
+            kernels.push(self.widened(Masks::Any, BESIDE_PORTABLE)?);
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);
             }
@@ -290,8 +290,8 @@ impl Special<'_> {
         // What no box describes becomes rows before, or with every tile.
         if PrefillWidened::is_for(desc) {
             let beside = match &rows {
-                Ok(rows) => rows.beside(desc),
-                Err(_) => Beside::Portable,
+                Ok(rows) => (rows.beside(desc), rows.few_keys()),
+                Err(_) => BESIDE_PORTABLE,
             };
             kernels.push(self.widened(masks, beside)?);
         }
@@ -302,7 +302,7 @@ impl Special<'_> {
         Ok(kernels)
     }
 
-    fn widened(&self, masks: Masks, beside: Beside) -> Result<Found> {
+    fn widened(&self, masks: Masks, beside: (Beside, u32)) -> Result<Found> {
         PrefillWidened::load(masks, self.loader, self.context, self.desc, beside).map(boxed)
     }
 
@@ -317,6 +317,9 @@ impl Special<'_> {
         Sm90Decode::load(keys, masks, self.loader, self.context, self.desc)
     }
 }
+
+/// What is beside rows that are made first where only the portable kernel is, which takes no batch of few keys in other tiles.
+const BESIDE_PORTABLE: (Beside, u32) = (Beside::Portable, 0);
 
 /// Keys of the largest unit that chunks are cut in for the sake of a kernel that is not the first choice.
 const MOST_COMMON_UNIT: u32 = 640;

@@ -174,7 +174,7 @@ impl CudaAttention {
         unsafe { self.narrow.launch(current, &copies, stream)? };
         let mut planned = self.largest(&layout, base, page_ids);
         planned.keys = batch.keys;
-        planned.has_few_keys = self.tilings().has_few_keys(batch) && self.is_of_parts(work);
+        planned.has_few_keys = self.has_few_keys(batch) && self.is_of_parts(work);
         if !self.desc.graph {
             planned.num_items = counts.items;
             planned.num_combines = counts.combines;
@@ -191,6 +191,11 @@ impl CudaAttention {
             planned.q_tile_is_exact = true;
         }
         Ok(planned)
+    }
+
+    /// Whether it cuts a batch in tiles of one part, because its requests have few keys.
+    pub(super) fn has_few_keys(&self, batch: &HostBatch<'_>) -> bool {
+        self.tilings().has_few_keys(batch)
     }
 
     /// Whether a part of a tile has room for every item: also of work that was not cut by [`Tilings::of_host`].

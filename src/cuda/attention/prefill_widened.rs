@@ -59,6 +59,7 @@ pub struct PrefillWidened {
     choice: Choice,
     /// What stands behind this one.
     beside: Beside,
+    few_keys: u32,
     sm_count: u32,
     /// Whether a launch may begin while the one before it ends.
     depends: bool,
@@ -184,7 +185,8 @@ impl PrefillWidened {
         }
     }
 
-    /// Loads the kernels for a problem. `beside`: what else takes it. The portable kernel over rows has all masks.
+    /// Loads the kernels for a problem. `beside`: what else takes it, and up to how many keys of a request in tiles of one part.
+    /// The portable kernel over rows has all masks.
     ///
     /// # Errors
     /// As [`Loader::find`].
@@ -193,7 +195,7 @@ impl PrefillWidened {
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
-        beside: Beside,
+        (beside, few_keys): (Beside, u32),
     ) -> Result<OrLacks<Self>> {
         let Some((parts, choice)) = room(desc, beside) else {
             return Ok(Err(Feature::Widening.into()));
@@ -230,6 +232,7 @@ impl PrefillWidened {
         };
         Ok(Ok(PrefillWidened {
             name: format!("{}_{from}", prefill.kernel().name()),
+            few_keys: few_keys.min(prefill.kernel().few_keys()),
             prefill,
             places: find(&WIDEN_PLACES)?,
             rows,
@@ -381,6 +384,10 @@ impl AttentionKernel for PrefillWidened {
 
     fn tiling(&self) -> Tiling {
         self.prefill.kernel().tiling()
+    }
+
+    fn few_keys(&self) -> u32 {
+        self.few_keys
     }
 
     fn most_rows(&self) -> u32 {

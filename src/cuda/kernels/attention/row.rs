@@ -668,6 +668,12 @@ pub(super) const F16_FP8: &[AttentionTypes] = &[
     cached(DType::F16, DType::F8E5M2),
 ];
 
+/// The 16-bit types over the fp8 that caches mostly are in.
+pub(super) const HALF_E4M3: &[AttentionTypes] = &[
+    cached(DType::BF16, DType::F8E4M3),
+    cached(DType::F16, DType::F8E4M3),
+];
+
 /// The 16-bit types over fp8 keys and values.
 pub(super) const HALF_FP8: &[AttentionTypes] = &[
     cached(DType::BF16, DType::F8E4M3),

@@ -1,8 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_FP8, KeyParts, KvRows, Logits, MOST_HEAD_DIM, Masks,
-    Phase, Shape, Variant, same,
+    AttentionTypes, Family, Fit, HALF, HALF_E4M3, HALF_FP8, KeyParts, KvRows, Logits,
+    MOST_HEAD_DIM, Masks, Phase, Shape, Variant, same,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -34,8 +34,26 @@ pub(super) const FAMILIES: &[Family] = &[
         ..whole_keys(KvRows::Paged)
     },
     Family {
+        shapes: &[FEW_OF_128],
+        ..whole_keys(KvRows::PagedColumns)
+    },
+    Family {
         shapes: &FEW_KEYS,
         ..whole_keys(KvRows::Ragged)
+    },
+    Family {
+        shapes: &[FEW_OF_64],
+        fit: Fit::Exact,
+        ..rows()
+    },
+    Family {
+        shapes: &[FEW_OF_128],
+        ..rows()
+    },
+    Family {
+        types: HALF_E4M3,
+        shapes: &FEW_KEYS,
+        ..rows()
     },
     masked(KvRows::Paged),
     Family {
@@ -243,7 +261,9 @@ const ROWS_OF_96: Shape = shape(96, 96, 192, 80);
 const WITHIN_BLOCKS: [Shape; 10] = [D64, D80, D96, D112, D128, D144, D160, D192, D224, D256];
 
 /// For requests with few keys: several CTAs of one warpgroup wait for the memory by turns.
-const FEW_KEYS: [Shape; 2] = [shape(64, 64, 64, 64), shape(128, 128, 64, 64)];
+const FEW_KEYS: [Shape; 2] = [FEW_OF_64, FEW_OF_128];
+const FEW_OF_64: Shape = shape(64, 64, 64, 64);
+const FEW_OF_128: Shape = shape(128, 128, 64, 64);
 
 const D64: Shape = shape(64, 64, 192, 128);
 const D80: Shape = shape(80, 80, 192, 112);
@@ -311,10 +331,10 @@ const fn shape(head_dim_qk: u32, head_dim_vo: u32, q_tile: u32, kv_tile: u32) ->
 }
 
 /// CTAs of a multiprocessor. The kernel says the same (`tile.cuh`).
-pub const fn prefill_ctas(shape: Shape) -> u32 {
-    match (shape.q_tile, shape.head_dim_qk) {
-        (64, 64) => 3,
-        (64, _) => 2,
+pub fn prefill_ctas(types: AttentionTypes, shape: Shape) -> u32 {
+    match (shape.q_tile, shape.head_dim_qk, types.kv.is_fp8()) {
+        (64, 64, false) => 3,
+        (64, _, _) => 2,
         _ => 1,
     }
 }
@@ -350,7 +370,7 @@ fn shared_bytes_with(
     shape: Shape,
 ) -> u32 {
     // A multiprocessor's, of which a CTA takes 1024 bytes more than it asks for.
-    let most_of_cta = 233_472 / prefill_ctas(shape) - 2 * 1024;
+    let most_of_cta = 233_472 / prefill_ctas(types, shape) - 2 * 1024;
     const WANTED_RAW_STAGES: u32 = 6;
     const MOST_RAW_STAGES: u32 = 12;
     let row = |dim: u32| dim.next_multiple_of(64);
