@@ -12,7 +12,7 @@ use super::prefill_widened::PrefillWidened;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
 use super::sm90_mla_few::Sm90MlaFew;
-use super::sm90_prefill::{Beside, Sm90Prefill};
+use super::sm90_prefill::{Behind, Sm90Prefill};
 use super::sm90_prefill_fp8::Sm90PrefillFp8;
 use super::stored::Stored;
 use crate::cuda::compiler::loader::Loader;
@@ -171,7 +171,7 @@ impl Special<'_> {
         let is_stored = desc.kv_format.form() != CacheForm::Plain;
         if !Arch::Sm90a.runs_on(self.context.device().compute_capability) {
             return Ok(match is_stored {
-                true => vec![self.widened(Masks::ByPosition, BESIDE_PORTABLE)?],
+                true => vec![self.widened(Masks::ByPosition, Behind::PORTABLE)?],
                 false => Vec::new(),
             });
         }
@@ -190,8 +190,8 @@ impl Special<'_> {
         };
         // What decode takes, rows would not make faster.
         if !kernels.iter().any(OrLacks::is_ok) {
-            kernels.push(self.widened(Masks::ByPosition, BESIDE_PORTABLE)?);
-            kernels.push(self.widened(Masks::Any, BESIDE_PORTABLE)?);
+            kernels.push(self.widened(Masks::ByPosition, Behind::PORTABLE)?);
+            kernels.push(self.widened(Masks::Any, Behind::PORTABLE)?);
             if kernels.iter().any(OrLacks::is_ok) {
                 kernels.retain(OrLacks::is_ok);
             }
@@ -289,11 +289,11 @@ impl Special<'_> {
         }
         // What no box describes becomes rows before, or with every tile.
         if PrefillWidened::is_for(desc) {
-            let beside = match &rows {
-                Ok(rows) => (rows.beside(desc), rows.few_keys()),
-                Err(_) => BESIDE_PORTABLE,
+            let behind = match &rows {
+                Ok(rows) => rows.behind(desc),
+                Err(_) => Behind::PORTABLE,
             };
-            kernels.push(self.widened(masks, beside)?);
+            kernels.push(self.widened(masks, behind)?);
         }
         // What another one takes, it need not.
         if rows.is_ok() || !kernels.iter().any(OrLacks::is_ok) {
@@ -302,8 +302,8 @@ impl Special<'_> {
         Ok(kernels)
     }
 
-    fn widened(&self, masks: Masks, beside: (Beside, u32)) -> Result<Found> {
-        PrefillWidened::load(masks, self.loader, self.context, self.desc, beside).map(boxed)
+    fn widened(&self, masks: Masks, behind: Behind) -> Result<Found> {
+        PrefillWidened::load(masks, self.loader, self.context, self.desc, behind).map(boxed)
     }
 
     fn decode_by_position(&self) -> Result<Vec<Found>> {
@@ -317,9 +317,6 @@ impl Special<'_> {
         Sm90Decode::load(keys, masks, self.loader, self.context, self.desc)
     }
 }
-
-/// What is beside rows that are made first where only the portable kernel is, which takes no batch of few keys in other tiles.
-const BESIDE_PORTABLE: (Beside, u32) = (Beside::Portable, 0);
 
 /// Keys of the largest unit that chunks are cut in for the sake of a kernel that is not the first choice.
 const MOST_COMMON_UNIT: u32 = 640;

@@ -9,7 +9,7 @@ use super::features::{Feature, Features};
 use super::generic::Generic;
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, packed_rows};
 use super::sm90::GROUP;
-use super::sm90_prefill::{Beside, Sm90Prefill};
+use super::sm90_prefill::{Behind, Loads, Sm90Prefill};
 use super::sm90_prefill_maps::{outputs_suit, rows_suit};
 use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
@@ -58,7 +58,7 @@ pub struct PrefillWidened {
     parts: Parts,
     choice: Choice,
     /// What stands behind this one.
-    beside: Beside,
+    behind: Loads,
     few_keys: u32,
     sm_count: u32,
     /// Whether a launch may begin while the one before it ends.
@@ -185,8 +185,7 @@ impl PrefillWidened {
         }
     }
 
-    /// Loads the kernels for a problem. `beside`: what else takes it, and up to how many keys of a request in tiles of one part.
-    /// The portable kernel over rows has all masks.
+    /// Loads the kernels for a problem. The portable kernel over rows has all masks.
     ///
     /// # Errors
     /// As [`Loader::find`].
@@ -195,9 +194,9 @@ impl PrefillWidened {
         loader: &Loader,
         context: &Context,
         desc: &AttentionDesc,
-        (beside, few_keys): (Beside, u32),
+        behind: Behind,
     ) -> Result<OrLacks<Self>> {
-        let Some((parts, choice)) = room(desc, beside) else {
+        let Some((parts, choice)) = room(desc, behind.loads) else {
             return Ok(Err(Feature::Widening.into()));
         };
         let dtype = row_dtype(desc);
@@ -232,7 +231,7 @@ impl PrefillWidened {
         };
         Ok(Ok(PrefillWidened {
             name: format!("{}_{from}", prefill.kernel().name()),
-            few_keys: few_keys.min(prefill.kernel().few_keys()),
+            few_keys: behind.few_keys.min(prefill.kernel().few_keys()),
             prefill,
             places: find(&WIDEN_PLACES)?,
             rows,
@@ -243,7 +242,7 @@ impl PrefillWidened {
             dtype,
             parts,
             choice,
-            beside,
+            behind: behind.loads,
             sm_count: context.device().sm_count,
             depends: waits_for_prerequisites(cc),
         }))
@@ -365,7 +364,7 @@ impl PrefillWidened {
             keys: run.num_keys,
             requests,
         };
-        has_room && batch.pays(&self.desc, self.beside)
+        has_room && batch.pays(&self.desc, self.behind)
     }
 
     /// Whether tiles load so few of the keys that a window or chunks leave that it pays not to touch the others. Not beside the
@@ -373,7 +372,7 @@ impl PrefillWidened {
     fn leaves_keys(&self, run: &Run<'_>) -> bool {
         let windowed = run.args.window.left.is_some() || run.args.chunks.is_some();
         let all_have_tiles = self.choice == Choice::ByBatch && run.num_keys <= 2 * run.num_rows;
-        windowed && (self.beside != Beside::Portable || !all_have_tiles)
+        windowed && (self.behind != Loads::Portable || !all_have_tiles)
     }
 }
 
@@ -494,34 +493,34 @@ fn row_dtype(desc: &AttentionDesc) -> DType {
 ///
 /// For what is copied in tiles of their own these were chosen with [`least_products`], by 249 random batches of head dims from 64 to
 /// 128 and of 256 over pages of one and four tokens: on average 0.3 to 0.8 % more than the faster way takes, by head dims.
-fn least_rows(desc: &AttentionDesc, beside: Beside) -> u64 {
+fn least_rows(desc: &AttentionDesc, behind: Loads) -> u64 {
     if desc.kv_format.form() != CacheForm::Plain {
         return 2 * TILE_OF_STORED;
     }
-    match (beside, desc.kv_format.element.is_fp8()) {
-        (Beside::Portable, _) | (Beside::UnevenRows | Beside::WiderTiles, true) => TILE,
-        (Beside::Rows, true) | (Beside::WiderTiles, false) => 4 * TILE,
-        (Beside::Rows | Beside::UnevenRows, false) => 12 * TILE,
+    match (behind, desc.kv_format.element.is_fp8()) {
+        (Loads::Portable, _) | (Loads::UnevenRows | Loads::WiderTiles, true) => TILE,
+        (Loads::Rows, true) | (Loads::WiderTiles, false) => 4 * TILE,
+        (Loads::Rows | Loads::UnevenRows, false) => 12 * TILE,
     }
 }
 
 /// Products of a row of a query head with a key, from which on the two launches pay, 10 µs on an H100. Less than that would be
 /// spared of what tiles one by one take: 1 × 512 tokens with 32 heads of 128 take 24 µs so over fp8 and 33 over rows, 8 × 256
 /// 48 and 47, 1 × 2000 87 and 77; over pages of one token with 28 heads of 80 4 × 806 take 48 and 54, 2 × 2405 with 24 182 and 169.
-fn least_products(desc: &AttentionDesc, beside: Beside) -> u64 {
+fn least_products(desc: &AttentionDesc, behind: Loads) -> u64 {
     let is_plain = desc.kv_format.form() == CacheForm::Plain;
-    match (beside, desc.kv_format.element.is_fp8()) {
-        (Beside::Portable, _) => 0,
+    match (behind, desc.kv_format.element.is_fp8()) {
+        (Loads::Portable, _) => 0,
         _ if !is_plain => 0,
         (_, true) => 12_000_000,
-        (Beside::WiderTiles, false) => 60_000_000,
-        (Beside::Rows | Beside::UnevenRows, false) => 100_000_000,
+        (Loads::WiderTiles, false) => 60_000_000,
+        (Loads::Rows | Loads::UnevenRows, false) => 100_000_000,
     }
 }
 
 /// How the memory is divided, and for which batches; `None` where there would be none.
-fn room(desc: &AttentionDesc, beside: Beside) -> Option<(Parts, Choice)> {
-    if desc.shared_levels > 0 || u64::from(packed_rows(desc)) < least_rows(desc, beside) {
+fn room(desc: &AttentionDesc, behind: Loads) -> Option<(Parts, Choice)> {
+    if desc.shared_levels > 0 || u64::from(packed_rows(desc)) < least_rows(desc, behind) {
         return None;
     }
     let requests = u64::from(desc.max_batch_size);
@@ -547,7 +546,7 @@ fn room(desc: &AttentionDesc, beside: Beside) -> Option<(Parts, Choice)> {
         keys: desc.most_keys(),
         requests,
     };
-    let pays = largest.pays(desc, beside);
+    let pays = largest.pays(desc, behind);
     let has_room = most_rows <= room && most_tokens <= query_room;
     (pays && has_room).then_some((parts, Choice::All))
 }
@@ -568,12 +567,12 @@ struct Sizes {
 
 impl Sizes {
     /// Whether to make rows of the keys pays.
-    fn pays(&self, desc: &AttentionDesc, beside: Beside) -> bool {
+    fn pays(&self, desc: &AttentionDesc, behind: Loads) -> bool {
         let packed = self.rows.saturating_mul(desc.group_size().into());
         let heads = u64::from(desc.num_qo_heads);
         let products = self.rows.saturating_mul(heads).saturating_mul(self.keys);
-        packed >= least_rows(desc, beside).saturating_mul(self.requests)
-            && products / self.requests.max(1) >= least_products(desc, beside)
+        packed >= least_rows(desc, behind).saturating_mul(self.requests)
+            && products / self.requests.max(1) >= least_products(desc, behind)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::tensor::Tensor;
 /// 145 one at a time; of 256, 36.2 and 38.4).
 const MOST_STEPS_OF_SMALL: u32 = 8;
 
-/// Columns of tiles up to which a problem of fewer has [`Beside::UnevenRows`].
+/// Columns of tiles up to which a problem of fewer has [`Loads::UnevenRows`].
 const MOST_OF_UNEVEN_ROWS: u32 = 128;
 
 /// The kernel of one warpgroup a tile and several CTAs a multiprocessor, beside the one of several warpgroups: while one CTA
@@ -87,16 +87,31 @@ pub struct Sm90Prefill {
 }
 
 /// What takes the runs of a problem that another kernel leaves.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Behind {
+    pub loads: Loads,
+    /// As [`AttentionKernel::few_keys`].
+    pub few_keys: u32,
+}
+
+/// How it loads keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beside {
+pub(super) enum Loads {
     /// The portable kernel.
     Portable,
-    /// This one, which loads keys one by one with every tile of queries.
+    /// This one, one by one with every tile of queries.
     Rows,
     /// The same, where the problem's rows are no whole blocks of 64 columns, in tiles of up to 128.
     UnevenRows,
     /// The same, in tiles of 256 columns for rows of 136 to 248: a third slower.
     WiderTiles,
+}
+
+impl Behind {
+    pub const PORTABLE: Behind = Behind {
+        loads: Loads::Portable,
+        few_keys: 0,
+    };
 }
 
 impl Sm90Prefill {
@@ -248,15 +263,19 @@ impl Sm90Prefill {
         u32::from(packing(desc).heads) == desc.group_size()
     }
 
-    /// What is beside another kernel for a problem that this one takes too.
-    pub(super) fn beside(&self, desc: &AttentionDesc) -> Beside {
+    /// What it is behind another kernel of the problem.
+    pub(super) fn behind(&self, desc: &AttentionDesc) -> Behind {
         let shape = &self.maps.row.shape;
         let dims = [desc.head_dim_qk, desc.head_dim_vo];
         let are_blocks = dims.iter().all(|dim| dim % 64 == 0);
-        match are_blocks && dims == [shape.head_dim_qk, shape.head_dim_vo] {
-            true => Beside::Rows,
-            false if shape.head_dim_qk > MOST_OF_UNEVEN_ROWS => Beside::WiderTiles,
-            false => Beside::UnevenRows,
+        let loads = match are_blocks && dims == [shape.head_dim_qk, shape.head_dim_vo] {
+            true => Loads::Rows,
+            false if shape.head_dim_qk > MOST_OF_UNEVEN_ROWS => Loads::WiderTiles,
+            false => Loads::UnevenRows,
+        };
+        Behind {
+            loads,
+            few_keys: self.few_keys(),
         }
     }
 
