@@ -31,12 +31,13 @@ public:
     }
 
 private:
-    // Units of a warp that have slots of the ring at a time, which the warps use in turn. A barrier of a slot tells whether the unit
-    // before was converted, if the one before that surely was. Of those up to MOST_PENDING units of each warp and 2 * STAGES
-    // back that is sure, since stages are filled in order.
-    static constexpr u32 ALL_PENDING = 2 * (RAW_STAGES - STAGES) / FILLING_WARPS;
-    static constexpr u32 FAIR_PENDING = (RAW_STAGES + FILLING_WARPS - 1) / FILLING_WARPS;
-    static constexpr u32 MOST_PENDING = FAIR_PENDING < ALL_PENDING ? FAIR_PENDING : ALL_PENDING;
+    // Units of a warp that have slots of the ring at a time, which the warps use in turn. A barrier of a slot tells whether the
+    // unit before was converted, if the one before that surely was. With so many units of each warp it was, since stages are
+    // filled in order (docs/kernels/sm90_prefill.md).
+    static constexpr u32 TOLD_APART = 2 * (RAW_STAGES - STAGES) / FILLING_WARPS;
+    static constexpr u32 SLOTS_OF_WARP = (RAW_STAGES + FILLING_WARPS - 1) / FILLING_WARPS;
+    static constexpr u32 MOST_PENDING = SLOTS_OF_WARP < TOLD_APART ? SLOTS_OF_WARP : TOLD_APART;
+    static_assert(!CONVERTS || MOST_PENDING > 0);
 
     // A place of the ring of units that are not converted yet.
     struct Slot {
