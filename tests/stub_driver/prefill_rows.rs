@@ -283,8 +283,8 @@ pub fn few_rows_of_long_queries() {
     }
 }
 
-/// Runs with soft caps and with ALiBi at head_dims between whole blocks: handles whose requests may have few keys take small
-/// tiles, those of more keys, and graphs, kernels of their own.
+/// Runs with soft caps and with ALiBi at head_dims between whole blocks, by a handle that has no small tiles: kernels of their own
+/// where there are some, else the plain one and the one for any masks.
 pub fn logits_of_every_width() {
     let slopes = || Some(at(O, DType::F32, &[HEADS.into()], None));
     for (dim, kv, capped, biased) in [

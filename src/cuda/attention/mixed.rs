@@ -214,16 +214,18 @@ impl Mixed {
             Few::Drafts => keys.decodes + keys.drafts,
         };
         let is_worth_it = keys_of_few >= least_keys;
-        // Of few keys each, they are quicker in small tiles of prompts: 409 × 20 tokens in fp8, 16/16 heads of 128, take 102 µs so on
-        // an H200, and 159 as drafts.
-        let are_prompts = few == Few::Drafts && self.prompts.attention.has_few_keys(host);
         match (has_prompts, is_worth_it) {
             // What a graph has captured, it launches for every batch.
             (_, true) if self.prompts.desc.graph => (Planned::Both(few), decodes),
             (_, false) if self.prompts.desc.graph => (Planned::Both(few), NO_DECODES),
             (true, true) => (Planned::Both(few), decodes),
-            (false, _) if !are_prompts => (Planned::Few(few), Requests::All),
-            (_, _) => (Planned::Prompts, Requests::All),
+            (true, false) => (Planned::Prompts, Requests::All),
+            // Drafts on few keys are quicker in small tiles of prompts: 409 × 20 tokens in fp8, 16/16 heads of 128, take 102 µs so
+            // on an H200, and 159 as drafts.
+            (false, _) if few == Few::Drafts && self.prompts.attention.has_few_keys(host) => {
+                (Planned::Prompts, Requests::All)
+            }
+            (false, _) => (Planned::Few(few), Requests::All),
         }
     }
 

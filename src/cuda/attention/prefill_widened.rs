@@ -58,8 +58,7 @@ pub struct PrefillWidened {
     parts: Parts,
     choice: Choice,
     /// What stands behind this one.
-    behind: Loads,
-    few_keys: u32,
+    behind: Behind,
     sm_count: u32,
     /// Whether a launch may begin while the one before it ends.
     depends: bool,
@@ -231,7 +230,6 @@ impl PrefillWidened {
         };
         Ok(Ok(PrefillWidened {
             name: format!("{}_{from}", prefill.kernel().name()),
-            few_keys: behind.few_keys.min(prefill.kernel().few_keys()),
             prefill,
             places: find(&WIDEN_PLACES)?,
             rows,
@@ -242,7 +240,7 @@ impl PrefillWidened {
             dtype,
             parts,
             choice,
-            behind: behind.loads,
+            behind,
             sm_count: context.device().sm_count,
             depends: waits_for_prerequisites(cc),
         }))
@@ -364,7 +362,7 @@ impl PrefillWidened {
             keys: run.num_keys,
             requests,
         };
-        has_room && batch.pays(&self.desc, self.behind)
+        has_room && batch.pays(&self.desc, self.behind.loads)
     }
 
     /// Whether tiles load so few of the keys that a window or chunks leave that it pays not to touch the others. Not beside the
@@ -372,7 +370,7 @@ impl PrefillWidened {
     fn leaves_keys(&self, run: &Run<'_>) -> bool {
         let windowed = run.args.window.left.is_some() || run.args.chunks.is_some();
         let all_have_tiles = self.choice == Choice::ByBatch && run.num_keys <= 2 * run.num_rows;
-        windowed && (self.behind != Loads::Portable || !all_have_tiles)
+        windowed && (self.behind.loads != Loads::Portable || !all_have_tiles)
     }
 }
 
@@ -386,7 +384,8 @@ impl AttentionKernel for PrefillWidened {
     }
 
     fn few_keys(&self) -> u32 {
-        self.few_keys
+        let over_rows = self.prefill.kernel().few_keys();
+        over_rows.min(self.behind.few_keys)
     }
 
     fn most_rows(&self) -> u32 {

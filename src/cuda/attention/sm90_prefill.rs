@@ -205,12 +205,12 @@ impl Sm90Prefill {
             };
             find(loader, query, |row| row.variant == wanted && suits(row))
         };
-        let form = |parts, logits| {
-            let suits =
-                |row: &AttentionRow| !is_for_few_keys(row) && tile_suits(row, packing, desc);
-            of_tile(parts, logits, &suits)
+        let of_parts = |parts| {
+            let suits = |row: &AttentionRow| {
+                !is_for_few_keys(row) && tile_suits(row, (kv, masks), packing, desc)
+            };
+            of_tile(parts, Logits::Some, &suits)
         };
-        let of_parts = |parts| form(parts, Logits::Some);
         let (whole, split) = (of_parts(KeyParts::One)?, of_parts(KeyParts::Two)?);
         let after = of_parts(KeyParts::TwoAfter)?;
         let (row, whole) = match whole {
@@ -316,8 +316,8 @@ impl Sm90Prefill {
         let params = self.params(inputs.params, inputs.q, inputs.k, inputs.v);
         match self.maps.keys {
             KeySource::Gather => {
-                let q = self.maps.query(inputs.q);
-                let q = q.encode(current.driver(), SWIZZLE)?;
+                let map = self.maps.query(inputs.q);
+                let q = map.encode(current.driver(), SWIZZLE)?;
                 // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors, which were
                 // checked against the plan, and the workspace. The plan's list has room for `num_items` items.
                 unsafe { launch.enqueue(current, function, &params, &[q]) }
@@ -592,12 +592,14 @@ fn has_blocks_of(row: &AttentionRow, desc: &AttentionDesc) -> bool {
 /// 192 rows takes a third less from L2 for every product. But short requests whose heads do not share tiles
 /// come to few and unequal ones (on an H200, 8 × 1000 causal with 16/16 heads: 93 µs against 88). Problems that a row has
 /// columns too many for have plain kernels of 192 rows, whose items those for masks are given.
-fn tile_suits(row: &AttentionRow, packing: Packing, desc: &AttentionDesc) -> bool {
+fn tile_suits(
+    row: &AttentionRow,
+    (kv, masks): (KvRows, Masks),
+    packing: Packing,
+    desc: &AttentionDesc,
+) -> bool {
     const WIDE: u32 = 192;
     let shape = &row.shape;
-    let Variant::Sm90Prefill { kv, masks, .. } = row.variant else {
-        return false;
-    };
     let is_whole = [desc.head_dim_qk, desc.head_dim_vo] == [shape.head_dim_qk, shape.head_dim_vo];
     let is_plain = masks == Masks::ByPosition;
     let short = packing.heads == 1 && desc.max_qo_len < 2048 && (is_whole || is_plain);
