@@ -176,24 +176,37 @@ public:
     }
 
 private:
+    // All lanes have a half of a token's latent part, or four tokens' rotary parts.
     __device__ __forceinline__ void copy(u32 slot, const KeySlot &place) const {
-        constexpr u32 LATENT_CHUNKS = Format::LATENT_BYTES / 16, CHUNKS = Format::RECORD_BYTES / 16;
-        const FolioAttentionParams &p = params.mla.attention;
-        const bool there = place.page >= 0;
-        const u64 latent = reinterpret_cast<u64>(p.k.data) + (there ? 2 * record_offset(p.k, place) : 0);
-        const u64 rope =
-            reinterpret_cast<u64>(params.mla.k_rope.data) + (there ? 2 * record_offset(params.mla.k_rope, place) : 0);
-        static_assert(Format::SLOT_TOKENS * CHUNKS % 32 == 0);
+        constexpr u32 LATENT_CHUNKS = Format::LATENT_BYTES / 16,
+                      ROPE_CHUNKS = Format::RECORD_BYTES / 16 - LATENT_CHUNKS;
+        constexpr u32 TOGETHER = 32 / ROPE_CHUNKS;
+        static_assert(LATENT_CHUNKS % 32 == 0 && 32 % ROPE_CHUNKS == 0 && Format::SLOT_TOKENS % TOGETHER == 0);
+        const u64 latent = address(params.mla.attention.k, place), rope = address(params.mla.k_rope, place);
 #pragma unroll 4
-        for (u32 n = 0; n < Format::SLOT_TOKENS * CHUNKS / 32; ++n) {
-            const u32 piece = n * 32 + lane, token = piece / CHUNKS, chunk = piece % CHUNKS;
-            const u64 from_latent = __shfl_sync(FULL_WARP, latent, token),
-                      from_rope = __shfl_sync(FULL_WARP, rope, token);
-            const bool exists = __shfl_sync(FULL_WARP, there, token);
-            const u64 source =
-                chunk < LATENT_CHUNKS ? from_latent + 16 * chunk : from_rope + 16 * (chunk - LATENT_CHUNKS);
-            cp_async<16>(slot + Format::chunk(token, chunk), reinterpret_cast<const void *>(source), exists ? 16 : 0);
+        for (u32 token = 0; token < Format::SLOT_TOKENS; ++token) {
+            const u64 source = __shfl_sync(FULL_WARP, latent, token);
+#pragma unroll
+            for (u32 first = 0; first < LATENT_CHUNKS; first += 32) {
+                copy_chunk(slot + Format::chunk(token, first + lane), source, first + lane);
+            }
         }
+        const u32 token = lane / ROPE_CHUNKS, chunk = lane % ROPE_CHUNKS;
+#pragma unroll
+        for (u32 first = 0; first < Format::SLOT_TOKENS; first += TOGETHER) {
+            const u64 source = __shfl_sync(FULL_WARP, rope, first + token);
+            copy_chunk(slot + Format::chunk(first + token, LATENT_CHUNKS + chunk), source, chunk);
+        }
+    }
+
+    // Null where the cache does not have it.
+    static __device__ __forceinline__ u64 address(const FolioCache &cache, const KeySlot &place) {
+        return place.page < 0 ? 0 : reinterpret_cast<u64>(cache.data) + 2 * record_offset(cache, place);
+    }
+
+    // Chunk `chunk` of what is at `source`, or zeros.
+    static __device__ __forceinline__ void copy_chunk(u32 target, u64 source, u32 chunk) {
+        cp_async<16>(target, reinterpret_cast<const u8 *>(source) + 16 * chunk, source ? 16 : 0);
     }
 
     const FolioMlaFewParams &params;
