@@ -267,18 +267,20 @@ pub fn without_fp8_products() {
 pub fn small_pages() {
     let recorder = recorder();
     for dtype in [DType::BF16, DType::F16] {
-        let many = AttentionDesc {
-            num_qo_heads: 64,
+        let of_width = |head_dim, num_qo_heads| AttentionDesc {
+            num_qo_heads,
             num_kv_heads: 8,
-            ..prompts(3, [dtype; 3])
-        };
-        let of_width = |head_dim| AttentionDesc {
             head_dim_qk: head_dim,
             head_dim_vo: head_dim,
-            ..many
+            ..prompts(3, [dtype; 3])
         };
-        for (head_dim, rows, few_rows) in [(128, 790, 770), (96, 790, 770), (192, 480, 450)] {
-            let desc = of_width(head_dim);
+        for (head_dim, num_qo_heads, rows, few_rows) in [
+            (128, 64, 790, 770),
+            (96, 64, 790, 770),
+            (192, 64, 480, 450),
+            (256, 128, 730, 710),
+        ] {
+            let desc = of_width(head_dim, num_qo_heads);
             let name = planned(desc, rows).attention.kernel().to_owned();
             assert!(name.ends_with("_ragged_copied_from_pages"), "{name}");
             let args = arguments(&desc, rows.into());
