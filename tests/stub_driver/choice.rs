@@ -468,7 +468,7 @@ pub fn packed_rows_choose_the_kernel() {
         ),
         (
             wide(fp8(many(8, 5))),
-            "prefill_sm90a_bf16_kve4m3_d256_q128_rows",
+            "prefill_sm90a_f16_kve4m3_d256_q128_rows",
         ),
         (small_pages(many(4, 5)), "prefill_sm90a_bf16_d128_q192_rows"),
         (

@@ -2,6 +2,7 @@
 // range is kept; the softmax multiplies by it.
 #pragma once
 
+#include "params/bf16_queries.h"
 #include "sm90/prefill/tile.cuh"
 
 namespace folio::prefill {

@@ -94,9 +94,19 @@ __device__ __forceinline__ void store_rows(const FolioAttentionParams &params, c
     }
 }
 
+// Where one kernel has queries of both types of 16 bits, that which most have.
+template <bool CONVERTS>
+struct UsualOutput {
+    using Type = Query;
+};
+template <>
+struct UsualOutput<true> {
+    using Type = bf16;
+};
+
 // In the type of o. That is nearly always the queries', which comes last here: the assembler puts it first, and instructions that
-// are jumped over are fetched late. Only queries that were made fp16, over ragged keys, have outputs in the other type of 16
-// bits.
+// are jumped over are fetched late. Of the two types of 16 bits both come where queries may be of both, and over ragged keys,
+// whose queries may have been made fp16 before.
 template <int N>
 __device__ __forceinline__ void store_whole_rows(const FolioAttentionParams &params, const Tile &tile,
                                                  const float (&o)[N], const OwnRows &own, u32 dtype, u32 columns,
@@ -107,10 +117,12 @@ __device__ __forceinline__ void store_whole_rows(const FolioAttentionParams &par
         store_rows<e4m3>(params, tile, o, own, columns, lane);
     } else if (dtype == FOLIO_E5M2) {
         store_rows<e5m2>(params, tile, o, own, columns, lane);
+    } else if (CONVERTS && dtype == FOLIO_F16) {
+        store_rows<f16>(params, tile, o, own, columns, lane);
     } else if (KV_ROWS == KvRows::RAGGED && !Query::IS_BF16 && dtype == FOLIO_BF16) {
         store_rows<bf16>(params, tile, o, own, columns, lane);
     } else {
-        store_rows<Query>(params, tile, o, own, columns, lane);
+        store_rows<UsualOutput<CONVERTS>::Type>(params, tile, o, own, columns, lane);
     }
 }
 

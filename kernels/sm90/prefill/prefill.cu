@@ -144,9 +144,9 @@ private:
         return tiles + slot.index() * TILE_RECORDS + (OWN_KEYS ? group : 0);
     }
 
-    // The queries that were awaited, to the type of keys.
+    // The queries that were awaited, to the type of keys, where they are of another.
     __device__ __forceinline__ void narrow() {
-        if constexpr (NARROWS) {
+        if (NARROWS && params.flags & FOLIO_QUERIES_BF16) {
             narrow_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
             asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(WARPGROUP) : "memory");
         }

@@ -38,8 +38,9 @@ using Element = MathOf<FOLIO_KV>::Type;
 using Cache = CacheRows<Element>;  // rows of K and V in shared memory
 using Stored = CacheRows<FOLIO_KV>;
 static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
-constexpr bool CONVERTS = FOLIO_KV::IS_FP8;                            // to Element, on the way to shared memory
-constexpr bool NARROWS = CONVERTS && Query::IS_BF16;                   // queries to Element, in shared memory
+constexpr bool CONVERTS = FOLIO_KV::IS_FP8;  // to Element, on the way to shared memory
+constexpr bool NARROWS = CONVERTS;           // queries in bf16, in shared memory
+static_assert(!CONVERTS || !Query::IS_BF16, "kernels for fp16 take queries in bf16");
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;  // a problem's may be smaller
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
 constexpr int ROPE_DIM = FOLIO_ROPE_DIM, DIM_NOPE = DIM_QK - ROPE_DIM;

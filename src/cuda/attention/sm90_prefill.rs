@@ -14,7 +14,9 @@ use crate::cuda::kernels::attention::{
     AttentionQuery, AttentionRow, KeyParts, KeySource, KvRows, Logits, MOST_SOFT_CAP, Masks, Phase,
     SPLIT_ROPE_DIM, Variant, prefill_ctas,
 };
-use crate::cuda::params::{AttentionParams, Divisor, SumParams, dtype_code, row_alignment};
+use crate::cuda::params::{
+    AttentionParams, Divisor, QUERIES_BF16, SumParams, dtype_code, row_alignment,
+};
 use crate::cuda::prefill_params::{O_DTYPE_SHIFT, Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -342,10 +344,14 @@ impl Sm90Prefill {
             true => attention.section_bytes,
             false => u32::MAX,
         };
+        let of_queries = match (q.dtype(), self.maps.row.types.q) {
+            (DType::BF16, DType::F16) => QUERIES_BF16,
+            _ => 0,
+        };
         PrefillParams {
             attention: AttentionParams {
                 section_bytes,
-                flags: attention.flags | dtype_code(self.o_dtype) << O_DTYPE_SHIFT,
+                flags: attention.flags | of_queries | dtype_code(self.o_dtype) << O_DTYPE_SHIFT,
                 v_scale: match self.o_dtype.is_fp8() {
                     true => attention.v_scale / attention.o_scale,
                     false => attention.v_scale,

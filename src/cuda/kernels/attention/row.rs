@@ -303,8 +303,8 @@ impl Variant {
 
     /// Whether a row of the variant, compiled for these types, takes queries of another. Those in fp8 become fp16, which
     /// holds every number of theirs, when a kernel over an fp8 cache loads them. (Hopper's prefill reads queries by TMA.)
-    /// Rows of queries in bf16 are divided so that fp16 holds them, by the same kernels, and by Hopper's decode over other
-    /// elements of 8 bits or less.
+    /// Rows of queries in bf16 are divided so that fp16 holds them, by the same kernels, by Hopper's prefill, and by Hopper's
+    /// decode over other elements of 8 bits or less.
     fn converts(self, types: AttentionTypes, q: DType) -> bool {
         let over_fp8 = types.q == DType::F16 && types.kv.is_fp8();
         let (widens_fp8, narrows_bf16) = (over_fp8 && q.is_fp8(), over_fp8 && q == DType::BF16);
@@ -317,6 +317,7 @@ impl Variant {
                 ..
             } => widens_fp8 || narrows_bf16,
             Variant::Sm90Decode { .. } => q == DType::BF16,
+            Variant::Sm90Prefill { .. } => narrows_bf16,
             _ => false,
         }
     }
@@ -668,11 +669,8 @@ pub(super) const F16_FP8: &[AttentionTypes] = &[
     cached(DType::F16, DType::F8E5M2),
 ];
 
-/// The 16-bit types over the fp8 that caches mostly are in.
-pub(super) const HALF_E4M3: &[AttentionTypes] = &[
-    cached(DType::BF16, DType::F8E4M3),
-    cached(DType::F16, DType::F8E4M3),
-];
+/// The same over the fp8 that caches mostly are in.
+pub(super) const F16_E4M3: &[AttentionTypes] = &[cached(DType::F16, DType::F8E4M3)];
 
 /// The 16-bit types over fp8 keys and values.
 pub(super) const HALF_FP8: &[AttentionTypes] = &[

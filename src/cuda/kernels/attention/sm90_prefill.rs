@@ -1,8 +1,8 @@
 //! Rows of the Hopper prefill kernels.
 
 use super::row::{
-    AttentionTypes, Family, Fit, HALF, HALF_E4M3, HALF_FP8, KeyParts, KvRows, Logits,
-    MOST_HEAD_DIM, Masks, Phase, Shape, Variant, same,
+    AttentionTypes, F16_E4M3, F16_FP8, Family, Fit, HALF, KeyParts, KvRows, Logits, MOST_HEAD_DIM,
+    Masks, Phase, Shape, Variant, same,
 };
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
@@ -51,7 +51,7 @@ pub(super) const FAMILIES: &[Family] = &[
         ..rows()
     },
     Family {
-        types: HALF_E4M3,
+        types: F16_E4M3,
         shapes: &FEW_KEYS,
         ..rows()
     },
@@ -97,7 +97,7 @@ pub(super) const FAMILIES: &[Family] = &[
     rows(),
     // fp8 keys and values, converted when they are loaded.
     Family {
-        types: HALF_FP8,
+        types: F16_FP8,
         shapes: &CONVERTING,
         ..rows()
     },
@@ -109,7 +109,7 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     masked_rows(),
     Family {
-        types: HALF_FP8,
+        types: F16_FP8,
         shapes: &MASKED_CONVERTING,
         ..masked_rows()
     },
