@@ -256,15 +256,26 @@ pub fn mixed_batches() {
     }
 }
 
-/// Drafts of 9 to 32 packed rows alone and with decodes, and where there are enough keys beside prompts: one handle for each
-/// batch of some requests.
+/// Drafts of 9 to 32 packed rows, and of 33 to 64, alone and with decodes, and where there are enough keys beside prompts: one
+/// handle for each batch of some requests.
 pub fn mixed_drafts() {
+    // Those of the drafts are more than 8192, which have 32 MiB of 16 heads of 128.
     const MANY: [(u32, u32); 7] = [
-        (9, 2300),
+        (9, 3300),
         (60, 100),
-        (10, 2200),
+        (10, 3200),
         (1, 1900),
         (9, 2100),
+        (0, 7),
+        (40, 0),
+    ];
+    const LONG: [(u32, u32); 8] = [
+        (64, 4600),
+        (70, 130),
+        (33, 4200),
+        (1, 1900),
+        (9, 300),
+        (64, 65),
         (0, 7),
         (40, 0),
     ];
@@ -283,10 +294,12 @@ pub fn mixed_drafts() {
         ..Layer::plain()
     };
     let session = session();
-    for (lens, types, dim, layer) in [
-        (&MANY[..], TYPES[0], 128, Layer::plain()),
-        (&FEW, TYPES[1], 72, window),
-        (&FEW, TYPES[2], 96, Layer::plain()),
+    for (lens, most_rows, types, dim, layer) in [
+        (&MANY[..], 32, TYPES[0], 128, Layer::plain()),
+        (&FEW, 32, TYPES[1], 72, window.clone()),
+        (&FEW, 32, TYPES[2], 96, Layer::plain()),
+        (&LONG, 64, TYPES[0], 128, Layer::plain()),
+        (&LONG, 64, TYPES[1], 64, window),
     ] {
         let mixed = Problem {
             batch_invariant: false,
@@ -299,7 +312,7 @@ pub fn mixed_drafts() {
                 .requests
                 .iter()
                 .copied()
-                .filter(|request| request.qo_len <= 32)
+                .filter(|request| request.qo_len <= most_rows)
                 .collect(),
             ..mixed.clone()
         };

@@ -73,7 +73,7 @@ fn run(recorder: &Recorder, handle: &Handle, lse_dtype: Option<DType>) -> Vec<La
     recorder.launches()
 }
 
-const TOKENS: i64 = ROWS_OF_PROMPT as i64 + 20;
+const TOKENS: i64 = ROWS_OF_PROMPT as i64 + 130;
 
 fn arguments(kv_dtype: DType) -> AttentionArgs {
     let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
@@ -142,6 +142,26 @@ pub fn drafts_apart() {
             vec!["folio_prefill_sm90_rows"],
         ),
         (mixed(false), [1; 4], KEYS_OF_A_TILE, DECODES.to_vec()),
+        // Up to 64 rows, where most keys are theirs.
+        (mixed(false), [64, 64, 1, 1], MANY_KEYS, DRAFTS.to_vec()),
+        (
+            mixed(false),
+            [64, ROWS_OF_PROMPT, 64, 1],
+            MANY_KEYS,
+            [DRAFTS, PROMPTS].concat(),
+        ),
+        (
+            mixed(false),
+            [64, 65, 1, 1],
+            MANY_KEYS,
+            [DECODES, PROMPTS].concat(),
+        ),
+        (
+            mixed(false),
+            [64, 1, 1, 1],
+            MANY_KEYS,
+            [DECODES, PROMPTS].concat(),
+        ),
         (
             mixed(true),
             [rows, ROWS_OF_PROMPT, rows, 1],

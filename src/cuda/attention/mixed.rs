@@ -5,8 +5,9 @@
 //! portable one, of whose four warps one has all rows. A second kernel, and what combines its parts, take 15 to 20 µs, and so decodes
 //! of few keys stay with the prompts.
 //!
-//! Drafts that are verified are too few rows for a prefill kernel as well, but more than a tile of decodes has. Where the host sees
-//! that they have more keys than the decodes of a batch, or that nothing is longer, a decode kernel with larger tiles takes both.
+//! Drafts that are verified, and short chunks, are too few rows for a prefill kernel as well, but more than a tile of decodes has. Where
+//! the host sees that they have more keys than shorter requests of a batch, or that nothing is longer, a decode kernel with larger
+//! tiles takes all of these.
 //!
 //! Both plans have all lengths of the batch. In batch-invariant plans it depends on a request's query rows alone whose it is.
 
@@ -37,6 +38,16 @@ const HOPPER_DECODE_ROWS: u32 = 8;
 /// down to 0.4 of what prefill kernels take (random batches in fp8 on an H200, drafts of 2 to 8 tokens).
 const DRAFT_ROWS: u32 = 32;
 
+/// Packed rows of longer drafts and of short chunks, on Hopper: 64 requests of so many on 4096 keys in fp8 take 0.59 to 0.69 of what
+/// the prefill kernel takes, 128 on 1024 keys 0.66 to 0.72 (H200; 32/8 and 16/16 heads of 128, 64/8 and 12/12 of 64).
+const CHUNK_ROWS: u32 = 64;
+
+/// How many kernels there may be for requests of few rows.
+const MOST_FEW: usize = 3;
+
+/// The first of them, for decodes alone.
+const DECODES: usize = 0;
+
 /// Bytes of the keys and values of decodes that are worth a kernel of their own. Of 186 random batches in fp8 on an H200,
 /// the 79 with so many were 1.27 times as fast with it, and the others 0.78 times. By the portable kernels 36 of 96
 /// were 1.37 times as fast, and the others 0.73 times.
@@ -56,8 +67,8 @@ const LATENT_KEYS: u64 = 1 << 18;
 /// One attention problem whose batches may be mixed.
 pub struct Mixed {
     prompts: Part,
-    decodes: Part,
-    drafts: Option<Part>,
+    /// For requests of few rows: those of [`DECODES`], and then of more.
+    few: Vec<Part>,
     /// Keys of requests of few rows that are planned apart.
     least_keys: u64,
     workspace: WorkspaceInfo,
@@ -73,20 +84,10 @@ struct Part {
     at: Workspace,
 }
 
-/// Which part has the requests of few rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Few {
-    Decodes,
-    /// Also decodes, if there are some.
-    Drafts,
-}
-
-/// The keys of a batch by the query rows of their requests, and the most rows.
+/// The keys of a batch by the part of few rows that its requests need, and the most rows.
 #[derive(Debug, Default)]
 struct KeysByRows {
-    decodes: u64,
-    /// Of requests of more rows than a decode's.
-    drafts: u64,
+    of_few: [u64; MOST_FEW],
     longest: u32,
 }
 
@@ -95,9 +96,9 @@ struct KeysByRows {
 enum Planned {
     /// All requests are planned as prompts.
     Prompts,
-    /// All have few rows.
-    Few(Few),
-    Both(Few),
+    /// All have few rows, for this part of [`Mixed::few`].
+    Few(usize),
+    Both(usize),
 }
 
 impl Mixed {
@@ -114,7 +115,7 @@ impl Mixed {
         let Some(few_rows) = FewRows::of(loader, context, desc)? else {
             return Ok(Box::new(all));
         };
-        let few = |few_desc: AttentionDesc| -> Result<(CudaAttention, AttentionDesc)> {
+        let few = |&few_desc: &AttentionDesc| -> Result<(CudaAttention, AttentionDesc)> {
             let attention = CudaAttention::new(loader, context, &few_desc)?;
             loader.logger().log(
                 Level::Info,
@@ -127,8 +128,7 @@ impl Mixed {
             );
             Ok((attention, few_desc))
         };
-        let decodes = few(few_rows.decodes)?;
-        let drafts = few_rows.drafts.map(few).transpose()?;
+        let few: Vec<_> = few_rows.of.iter().map(few).collect::<Result<_>>()?;
         let mut workspace = WorkspaceInfo {
             alignment: PARTS_ALIGNMENT,
             ..WorkspaceInfo::default()
@@ -139,80 +139,65 @@ impl Mixed {
             desc,
             work: WorkList::default(),
         };
-        let (prompts, decodes, drafts) = (part((all, *desc)), part(decodes), drafts.map(part));
+        let prompts = part((all, *desc));
         Ok(Box::new(Mixed {
             prompts,
-            decodes,
-            drafts,
+            few: few.into_iter().map(part).collect(),
             least_keys: few_rows.least_keys,
             workspace,
             planned: None,
         }))
     }
 
-    fn few(&self, few: Few) -> &Part {
-        match (few, &self.drafts) {
-            (Few::Drafts, Some(drafts)) => drafts,
-            _ => &self.decodes,
-        }
-    }
-
-    fn few_mut(&mut self, few: Few) -> &mut Part {
-        match (few, &mut self.drafts) {
-            (Few::Drafts, Some(drafts)) => drafts,
-            _ => &mut self.decodes,
-        }
-    }
-
     fn keys_by_rows(&self, host: &HostBatch<'_>) -> KeysByRows {
-        let [decode_rows, draft_rows] =
-            [Few::Decodes, Few::Drafts].map(|few| self.few(few).desc.max_qo_len);
         let mut keys = KeysByRows::default();
         for b in (0..host.batch_size()).filter(|&b| host.qo_len(b) > 0) {
             let rows = host.qo_len(b);
             keys.longest = keys.longest.max(rows);
-            let of_request = || u64::from(host.num_keys_in_window(b, 1));
-            if rows <= decode_rows {
-                keys.decodes += of_request();
-            } else if rows <= draft_rows {
-                keys.drafts += of_request();
+            let needed = |part: &Part| rows <= part.desc.max_qo_len;
+            if let Some(part) = self.few.iter().position(needed) {
+                keys.of_few[part] += u64::from(host.num_keys_in_window(b, 1));
             }
         }
         keys
     }
 
-    /// Whose the requests of few rows are: the decodes', but where drafts have more keys, or nothing is longer.
-    fn few_of(&self, keys: &KeysByRows) -> Few {
-        let nothing_is_longer = keys.longest <= self.few(Few::Drafts).desc.max_qo_len;
-        let most_are_drafts = keys.drafts >= keys.decodes.max(self.least_keys);
-        match keys.drafts > 0 && (nothing_is_longer || most_are_drafts) {
-            true => Few::Drafts,
-            false => Few::Decodes,
-        }
+    /// Whose the requests of few rows are: the decodes', but where those of more rows have most of the keys, or are drafts and nothing
+    /// is longer.
+    fn few_of(&self, keys: &KeysByRows) -> usize {
+        let takes_all = |&part: &usize| {
+            let (own, shorter) = (keys.of_few[part], keys.of_few[..part].iter().sum());
+            let nothing_is_longer = keys.longest <= self.few[part].desc.max_qo_len;
+            let most = own >= shorter;
+            let is_little_slower = packed_rows(&self.few[part].desc) <= DRAFT_ROWS;
+            match nothing_is_longer {
+                true => own > 0 && (most || is_little_slower),
+                false => most && own >= self.least_keys.max(1),
+            }
+        };
+        let parts = DECODES + 1..self.few.len();
+        parts.rev().find(takes_all).unwrap_or(DECODES)
     }
 
     /// Which parts a batch has, as far as the host knows, and the requests of few rows.
     fn parts_of(&self, batch: &Batch<'_>) -> (Planned, Requests) {
         let least_keys = self.least_keys;
-        let of_part = |few: Few| Requests::Decodes {
-            most_rows: self.few(few).desc.max_qo_len,
+        let of_part = |few: usize| Requests::Decodes {
+            most_rows: self.few[few].desc.max_qo_len,
             least_keys,
         };
         let Batch::Host(host) = batch else {
             return match self.prompts.desc.kind {
                 // Two kernels pay for few of its batches.
                 Kind::Mla => (Planned::Prompts, Requests::All),
-                _ => (Planned::Both(Few::Decodes), of_part(Few::Decodes)),
+                _ => (Planned::Both(DECODES), of_part(DECODES)),
             };
         };
         let keys = self.keys_by_rows(host);
         let few = self.few_of(&keys);
         let decodes = of_part(few);
-        let has_prompts = keys.longest > self.few(few).desc.max_qo_len;
-        let keys_of_few = match few {
-            Few::Decodes => keys.decodes,
-            Few::Drafts => keys.decodes + keys.drafts,
-        };
+        let has_prompts = keys.longest > self.few[few].desc.max_qo_len;
+        let keys_of_few: u64 = keys.of_few[..=few].iter().sum();
         let is_worth_it = keys_of_few >= least_keys;
         match (has_prompts, is_worth_it) {
             // What a graph has captured, it launches for every batch.
@@ -222,7 +207,7 @@ impl Mixed {
             (true, false) => (Planned::Prompts, Requests::All),
             // Drafts on few keys are quicker in small tiles of prompts: 409 × 20 tokens in fp8, 16/16 heads of 128, take 102 µs so
             // on an H200, and 159 as drafts.
-            (false, _) if few == Few::Drafts && self.prompts.attention.has_few_keys(host) => {
+            (false, _) if few != DECODES && self.prompts.attention.has_few_keys(host) => {
                 (Planned::Prompts, Requests::All)
             }
             (false, _) => (Planned::Few(few), Requests::All),
@@ -230,8 +215,8 @@ impl Mixed {
     }
 
     /// The others.
-    fn prompts_beside(&self, few: Few, decodes: Requests) -> Result<Requests> {
-        let part = self.few(few);
+    fn prompts_beside(&self, few: usize, decodes: Requests) -> Result<Requests> {
+        let part = &self.few[few];
         Ok(match decodes {
             NO_DECODES => Requests::All,
             _ => Requests::Prompts {
@@ -300,10 +285,10 @@ impl Attention for Mixed {
                 .prompts
                 .attention
                 .plan(batch, work, workspace, stream)?,
-            Planned::Few(few) => self.few_mut(few).plan(decodes, batch, workspace, stream)?,
+            Planned::Few(few) => self.few[few].plan(decodes, batch, workspace, stream)?,
             Planned::Both(few) => {
                 // What is refused, both refuse, and the first one leaves the plan before in force.
-                self.few_mut(few).plan(decodes, batch, workspace, stream)?;
+                self.few[few].plan(decodes, batch, workspace, stream)?;
                 self.planned = None;
                 let prompts = self.prompts_beside(few, decodes)?;
                 self.prompts.plan(prompts, batch, workspace, stream)?;
@@ -315,7 +300,7 @@ impl Attention for Mixed {
 
     fn run(&self, args: &Checked<AttentionArgs>, stream: Stream) -> Result<()> {
         let prompts = &self.prompts.attention;
-        let of_few = |few| &self.few(few).attention;
+        let of_few = |few: usize| &self.few[few].attention;
         match self.planned {
             None => Err(Error::NotPlanned(
                 "run: the last plan failed half-way; a successful plan is needed first".into(),
@@ -330,10 +315,9 @@ impl Attention for Mixed {
     }
 }
 
-/// The problems of the requests of few rows, where a device has kernels for them that pay.
+/// The problems of the requests of few rows, where a device has kernels for them that pay: of decodes, and then of more rows.
 struct FewRows {
-    decodes: AttentionDesc,
-    drafts: Option<AttentionDesc>,
+    of: Vec<AttentionDesc>,
     least_keys: u64,
 }
 
@@ -371,16 +355,16 @@ impl FewRows {
         if !decodes_on_hopper(loader, context, &decodes)? {
             return Ok(None);
         }
-        let is_fast = is_plain && most_converting > DRAFT_ROWS;
-        let drafts = match drafts_beside(&decodes, desc).filter(|_| is_fast) {
-            Some(drafts) if decodes_on_hopper(loader, context, &drafts)? => Some(drafts),
-            _ => None,
-        };
-        Ok(Some(FewRows {
-            decodes,
-            drafts,
-            least_keys,
-        }))
+        let mut of = vec![decodes];
+        if is_plain && most_converting >= CHUNK_ROWS {
+            for rows in [DRAFT_ROWS, CHUNK_ROWS] {
+                match of_more_rows(rows, &of, desc) {
+                    Some(more) if decodes_on_hopper(loader, context, &more)? => of.push(more),
+                    _ => {}
+                }
+            }
+        }
+        Ok(Some(FewRows { of, least_keys }))
     }
 
     /// For latent records that kernels convert, as [`LATENT_KEYS`] says: not for graphs, which would launch both kernels for every
@@ -400,8 +384,7 @@ impl FewRows {
         };
         let is_fast = Sm90MlaFew::is_for(loader, context, &decodes)?;
         Ok(is_fast.then_some(FewRows {
-            decodes,
-            drafts: None,
+            of: vec![decodes],
             least_keys: LATENT_KEYS,
         }))
     }
@@ -419,11 +402,9 @@ impl FewRows {
         let most_rows = Generic::most_rows_of_decode(context, desc);
         let takes = |few: &AttentionDesc| packed_rows(few) <= most_rows;
         let decodes = apart(desc, Generic::DECODE_ROWS, most_rows, least_keys).filter(takes)?;
-        Some(FewRows {
-            decodes,
-            drafts: drafts_beside(&decodes, desc).filter(takes),
-            least_keys,
-        })
+        let mut of = vec![decodes];
+        of.extend(of_more_rows(DRAFT_ROWS, &of, desc).filter(takes));
+        Some(FewRows { of, least_keys })
     }
 }
 
@@ -454,15 +435,19 @@ fn apart(
     })
 }
 
-/// The problem of drafts and decodes, for handles whose batches choose between both: not those of graphs, which launch the same
-/// kernels for every batch, nor batch-invariant ones.
-fn drafts_beside(decodes: &AttentionDesc, desc: &AttentionDesc) -> Option<AttentionDesc> {
+/// The problem of requests of up to so many packed rows, where that is more than those before have, for handles whose batches choose
+/// between them: not those of graphs, which launch the same kernels for every batch, nor batch-invariant ones.
+fn of_more_rows(
+    packed: u32,
+    before: &[AttentionDesc],
+    desc: &AttentionDesc,
+) -> Option<AttentionDesc> {
     let chooses = !desc.graph && !desc.batch_invariant;
-    let max_qo_len = DRAFT_ROWS / desc.group_size();
-    let is_between = max_qo_len > decodes.max_qo_len && max_qo_len < desc.max_qo_len;
-    (chooses && is_between).then_some(AttentionDesc {
+    let max_qo_len = packed / desc.group_size();
+    let last = before.last().filter(|last| max_qo_len > last.max_qo_len)?;
+    (chooses && max_qo_len < desc.max_qo_len).then_some(AttentionDesc {
         max_qo_len,
-        ..*decodes
+        ..*last
     })
 }
 
