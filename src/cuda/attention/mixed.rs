@@ -38,8 +38,8 @@ const HOPPER_DECODE_ROWS: u32 = 8;
 /// down to 0.4 of what prefill kernels take (random batches in fp8 on an H200, drafts of 2 to 8 tokens).
 const DRAFT_ROWS: u32 = 32;
 
-/// Packed rows of longer drafts and of short chunks, on Hopper: 64 requests of so many on 4096 keys in fp8 take 0.59 to 0.69 of what
-/// the prefill kernel takes, 128 on 1024 keys 0.66 to 0.72 (H200; 32/8 and 16/16 heads of 128, 64/8 and 12/12 of 64).
+/// Packed rows of longer drafts and of short chunks, on Hopper: 64 requests of so many on 4096 keys in fp8 take 0.60 to 0.73 of what
+/// the prefill kernel takes, 128 on 1024 keys 0.74 to 0.82 (H200; 32/8, 28/4 and 16/16 heads of 128, 64/8 and 12/12 of 64).
 const CHUNK_ROWS: u32 = 64;
 
 /// How many kernels there may be for requests of few rows.
