@@ -316,6 +316,11 @@ pub const CASES: &[Case<Setup>] = &[
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
     case(
+        "launch_prefill_types_of_queries",
+        BACKEND,
+        prefill_rows::types_of_queries,
+    ),
+    case(
         "launch_prefill_few_rows_of_long_queries",
         BACKEND,
         prefill_rows::few_rows_of_long_queries,

@@ -2,7 +2,7 @@
 //! when not even that.
 
 use folio::api::BatchInput;
-use folio::cuda::params::GenericParams;
+use folio::cuda::params::{GenericParams, QUERIES_BF16};
 use folio::cuda::prefill_params::{O_DTYPE_SHIFT, PrefillParams};
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask};
@@ -61,7 +61,7 @@ fn cache(address: usize, dtype: DType, kv: KvStorage, apart: i64) -> Tensor {
     }
 }
 
-/// The first choice, and the launch of a run of two requests of 40 rows, which no decode has, and 64 keys.
+/// The first choice, and the first launch of a run of two requests of 40 rows, more than drafts have, and 64 keys.
 fn run(desc: AttentionDesc, k: Tensor, v: Tensor) -> (String, Launched) {
     run_under(desc, k, v, Mask::Causal)
 }
@@ -102,7 +102,7 @@ fn run_with(
         handle.plan(&batch, OURS).unwrap();
     }
     let rows = |address, dtype| at(address, dtype, &[80, i64::from(HEADS), dim], None);
-    let mut args = AttentionArgs::new(rows(Q, DType::BF16), k, v, rows(O, desc.o_dtype));
+    let mut args = AttentionArgs::new(rows(Q, desc.q_dtype), k, v, rows(O, desc.o_dtype));
     more(&mut args);
     recorder.forget();
     handle.attention.run(&args, OURS).unwrap();
@@ -188,6 +188,29 @@ pub fn fp8() {
                 assert_taken(desc, k, v, &first, taken);
             }
         }
+    }
+}
+
+/// Over fp8 the kernel is one for fp16, which is told of queries in bf16; other kernels are of the queries' type.
+pub fn types_of_queries() {
+    for (q_dtype, kv_dtype, of_kernel, flag) in [
+        (DType::BF16, DType::F8E4M3, "_f16_kve4m3_", QUERIES_BF16),
+        (DType::F16, DType::F8E4M3, "_f16_kve4m3_", 0),
+        (DType::BF16, DType::BF16, "_bf16_d128_", 0),
+        (DType::F16, DType::F16, "_f16_d128_", 0),
+    ] {
+        let kv = pages(1);
+        let desc = AttentionDesc {
+            q_dtype,
+            o_dtype: q_dtype,
+            max_qo_len: 512,
+            ..prompts(kv, kv_dtype)
+        };
+        let [k, v] = [K, V].map(|address| cache(address, kv_dtype, kv, TOKEN));
+        let (kernel, launch) = run(desc, k, v);
+        assert!(kernel.contains(of_kernel), "{kernel}");
+        let flags = launch.params::<PrefillParams>().attention.flags;
+        assert_eq!(flags & QUERIES_BF16, flag, "{kernel}");
     }
 }
 
