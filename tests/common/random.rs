@@ -28,6 +28,14 @@ pub fn of_grid<T>(grid: Vec<T>) -> Vec<T> {
     grid.into_iter().step_by(step.max(1)).collect()
 }
 
+/// Of grids that are not lists: one case of so many.
+pub fn one_of_grid() -> usize {
+    match limit() {
+        Some(_) => 16,
+        None => 1,
+    }
+}
+
 /// Types of four index tensors.
 pub fn integers() -> impl Strategy<Value = [DType; 4]> {
     let integer = || select(vec![DType::I32, DType::I64]);

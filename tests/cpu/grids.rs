@@ -17,10 +17,7 @@ fn session() -> Box<dyn Session> {
 fn run(name: &str) {
     let session = session();
     let grid: Option<&(&str, Grid)> = GRIDS.iter().find(|grid| grid.0 == name);
-    grid.expect("a grid of this name").1(&Place {
-        session: &*session,
-        memory: &HostMemory,
-    });
+    grid.expect("a grid of this name").1(&Place::new(&*session, &HostMemory));
 }
 
 #[test]
@@ -97,10 +94,7 @@ fn nan_queries() {
 #[test]
 fn rows_as_wide_as_mla() {
     let session = session();
-    let place = Place {
-        session: &*session,
-        memory: &HostMemory,
-    };
+    let place = Place::new(&*session, &HostMemory);
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (head_dim_qk, head_dim_vo) in [(264, 264), (576, 512), (512, 512), (576, 64), (64, 512)]
         {

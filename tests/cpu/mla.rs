@@ -154,35 +154,35 @@ fn the_grids_of_the_peers() {
         &[(3, 2), (17, 17)],
     ];
     const CACHES: [Cache; 4] = [Cache::Records, Cache::Views, Cache::Two, Cache::DsMla];
-    let mut n = 0;
-    for heads in [1, 3, 9, 16, 63, 64, 126, 128] {
-        for lens in LENS {
-            n += 1;
-            let (rank, rope) = [
-                (512, 64),
-                (256, 64),
-                (512, 64),
-                (256, 32),
-                (128, 32),
-                (512, 0),
-            ][n % 6];
-            let dtype = FLOATS[n / 2 % 3];
-            let problem = MlaProblem::plain(lens)
-                .of(dtype)
-                .heads(heads)
-                .pages([1, 3, 16, 64][n % 4], FORMS[n % 3]);
-            let queries = [Queries::One, Queries::Two][n / 3 % 2];
-            let cache = CACHES[n / 2 % 4];
-            let mut problem = match cache {
-                Cache::DsMla => problem,
-                _ => problem.dims(rank, rope),
-            };
-            problem.batch.kv_dtype = [dtype, DType::F8E4M3, dtype, DType::F8E5M2][n / 7 % 4];
-            if n % 5 == 0 {
-                problem.batch.layer.mask = MaskKind::Full;
-            }
-            check_on_cpu(&problem.tensors(queries, cache));
+    let heads = [1, 3, 9, 16, 63, 64, 126, 128];
+    let grid = heads
+        .iter()
+        .flat_map(|&heads| LENS.map(|lens| (heads, lens)));
+    for (n, (heads, lens)) in random::of_grid((1_usize..).zip(grid).collect()) {
+        let (rank, rope) = [
+            (512, 64),
+            (256, 64),
+            (512, 64),
+            (256, 32),
+            (128, 32),
+            (512, 0),
+        ][n % 6];
+        let dtype = FLOATS[n / 2 % 3];
+        let problem = MlaProblem::plain(lens)
+            .of(dtype)
+            .heads(heads)
+            .pages([1, 3, 16, 64][n % 4], FORMS[n % 3]);
+        let queries = [Queries::One, Queries::Two][n / 3 % 2];
+        let cache = CACHES[n / 2 % 4];
+        let mut problem = match cache {
+            Cache::DsMla => problem,
+            _ => problem.dims(rank, rope),
+        };
+        problem.batch.kv_dtype = [dtype, DType::F8E4M3, dtype, DType::F8E5M2][n / 7 % 4];
+        if n % 5 == 0 {
+            problem.batch.layer.mask = MaskKind::Full;
         }
+        check_on_cpu(&problem.tensors(queries, cache));
     }
 }
 

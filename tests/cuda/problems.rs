@@ -149,10 +149,7 @@ pub fn peers_grids() {
     let session = session();
     for (name, grid) in GRIDS {
         println!("  grid {name}");
-        grid(&Place {
-            session: &*session,
-            memory: &DeviceMemory,
-        });
+        grid(&Place::new(&*session, &DeviceMemory));
     }
 }
 
