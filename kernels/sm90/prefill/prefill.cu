@@ -122,7 +122,7 @@ private:
             if constexpr (CAPPED) series = CapSeries<NearTanh>(params, tile);
             if constexpr (BIASED) slopes = Slopes(params, tile, logits.exponent);
 #pragma unroll
-            for (int r = 0; r < 2; ++r) scale[r] = logits.exponent * (NARROWS && !transforms ? power[r] : 1.0f);
+            for (int r = 0; r < 2; ++r) scale[r] = logits.exponent * (CONVERTS && !transforms ? power[r] : 1.0f);
             const int positions = tile.group_positions(), before = OWN_KEYS ? 0 : group * positions;
             const int first = tile.position + before;
             const int last = tile.position + min(before + positions, static_cast<int>(tile.num_tokens)) - 1;
@@ -146,7 +146,7 @@ private:
 
     // The queries that were awaited, to the type of keys, where they are of another.
     __device__ __forceinline__ void narrow() {
-        if (NARROWS && params.flags & FOLIO_QUERIES_BF16) {
+        if (CONVERTS && params.flags & FOLIO_QUERIES_BF16) {
             narrow_queries(shared + QUERIES + (query.index * CONSUMERS + group) * QUERY_BYTES, power);
             asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(WARPGROUP) : "memory");
         }
@@ -216,7 +216,7 @@ private:
                                                   Scores &s, Rows &rows, float (&factor)[2]) const {
         release_scores(steps);
         if (steps.transforms) {
-            if constexpr (NARROWS) {
+            if constexpr (CONVERTS) {
 #pragma unroll
                 for (int i = 0; i < BLOCK / 2; ++i) s[i] *= steps.power[i / 2 % 2];
             }

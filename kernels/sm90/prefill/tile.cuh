@@ -39,7 +39,6 @@ using Cache = CacheRows<Element>;  // rows of K and V in shared memory
 using Stored = CacheRows<FOLIO_KV>;
 static_assert(Stored::SCALES == ScaleGranularity::HEAD, "scales stay out of the loop over keys");
 constexpr bool CONVERTS = FOLIO_KV::IS_FP8;  // to Element, on the way to shared memory
-constexpr bool NARROWS = CONVERTS;           // queries in bf16, in shared memory
 static_assert(!CONVERTS || !Query::IS_BF16, "kernels for fp16 take queries in bf16");
 constexpr int DIM_QK = FOLIO_HEAD_DIM_QK, DIM_VO = FOLIO_HEAD_DIM_VO;  // a problem's may be smaller
 // Split keys: the last columns of a key are in a tensor of their own, which all heads share. 0: keys are whole.
@@ -69,7 +68,7 @@ static_assert(!MASKED || !OWN_KEYS, "what rows of several requests see does not 
 enum class Logits { SOME = 0, CAPPED = 1, BIASED = 2 };
 constexpr Logits LOGITS = static_cast<Logits>(FOLIO_LOGITS);
 constexpr bool CAPPED = LOGITS == Logits::CAPPED, BIASED = LOGITS == Logits::BIASED;
-static_assert(LOGITS == Logits::SOME || !(MASKED || OWN_KEYS || NARROWS), "where they were measured");
+static_assert(LOGITS == Logits::SOME || !(MASKED || OWN_KEYS || CONVERTS), "where they were measured");
 constexpr int WARPGROUP = 128;
 // Warps that read the records of tiles to load keys, those of them that fill a stage of K or of V, and how often it is
 // said that a stage is full: by a box, by every thread's copies as they land, or by the warp that converted it.
