@@ -29,6 +29,14 @@ pub const QUERIES_E5M2: u32 = 0x200;
 /// `FOLIO_QUERIES_BF16` of `kernels/params/bf16_queries.h`.
 pub const QUERIES_BF16: u32 = 0x2000;
 
+/// What a kernel for queries of the second type is told of those of the first: of bf16 where it is one for fp16.
+pub fn flag_of_queries(queries: DType, of_kernel: DType) -> u32 {
+    match (queries, of_kernel) {
+        (DType::BF16, DType::F16) => QUERIES_BF16,
+        _ => 0,
+    }
+}
+
 /// `FolioMask`.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

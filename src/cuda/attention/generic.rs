@@ -12,7 +12,7 @@ use crate::cuda::kernels::attention::{
     AttentionQuery, AttentionRow, MOST_HEAD_DIM, Phase, candidates, unsupported,
 };
 use crate::cuda::params::{
-    AttentionParams, BiasParams, Cache, Divisor, GenericParams, QUERIES_BF16, dtype_code,
+    AttentionParams, BiasParams, Cache, Divisor, GenericParams, dtype_code, flag_of_queries,
     row_alignment,
 };
 use crate::dtype::DType;
@@ -74,10 +74,7 @@ impl Generic {
                 head_dim_vo: desc.head_dim_vo,
                 o_dtype: desc.o_dtype,
                 page_size: Divisor::new(desc.kv.page_size()),
-                flags: match (desc.q_dtype, row.types.q) {
-                    (DType::BF16, DType::F16) => QUERIES_BF16,
-                    _ => 0,
-                },
+                flags: flag_of_queries(desc.q_dtype, row.types.q),
             },
             group_size,
             num_kv_heads: desc.num_kv_heads,

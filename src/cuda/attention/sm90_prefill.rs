@@ -15,7 +15,7 @@ use crate::cuda::kernels::attention::{
     SPLIT_ROPE_DIM, Variant, prefill_ctas,
 };
 use crate::cuda::params::{
-    AttentionParams, Divisor, QUERIES_BF16, SumParams, dtype_code, row_alignment,
+    AttentionParams, Divisor, SumParams, dtype_code, flag_of_queries, row_alignment,
 };
 use crate::cuda::prefill_params::{O_DTYPE_SHIFT, Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::dtype::DType;
@@ -344,10 +344,7 @@ impl Sm90Prefill {
             true => attention.section_bytes,
             false => u32::MAX,
         };
-        let of_queries = match (q.dtype(), self.maps.row.types.q) {
-            (DType::BF16, DType::F16) => QUERIES_BF16,
-            _ => 0,
-        };
+        let of_queries = flag_of_queries(q.dtype(), self.maps.row.types.q);
         PrefillParams {
             attention: AttentionParams {
                 section_bytes,
