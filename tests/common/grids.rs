@@ -20,10 +20,13 @@ pub struct Place<'a> {
     session: &'a dyn Session,
     memory: &'a dyn Memory,
     /// One case of so many.
-    one_of: usize,
+    one_of: u32,
     /// Cases so far.
-    seen: Cell<usize>,
+    seen: Cell<u32>,
 }
+
+/// Cases of the longest grid, `every_head_dim_and_group_size`.
+const MOST_CASES: u32 = 192;
 
 /// A grid.
 pub type Grid = fn(&Place<'_>);
@@ -34,7 +37,7 @@ impl<'a> Place<'a> {
         Place {
             session,
             memory,
-            one_of: one_of_grid(),
+            one_of: one_of_grid(MOST_CASES),
             seen: Cell::new(0),
         }
     }

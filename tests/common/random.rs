@@ -28,12 +28,9 @@ pub fn of_grid<T>(grid: Vec<T>) -> Vec<T> {
     grid.into_iter().step_by(step.max(1)).collect()
 }
 
-/// Of grids that are not lists: one case of so many.
-pub fn one_of_grid() -> usize {
-    match limit() {
-        Some(_) => 16,
-        None => 1,
-    }
+/// The same for grids of up to so many cases that are not lists: one case of this many is taken.
+pub fn one_of_grid(most_cases: u32) -> u32 {
+    limit().map_or(1, |limit| (most_cases / limit).max(1))
 }
 
 /// Types of four index tensors.
