@@ -10,8 +10,10 @@ struct FolioPaddedDecodeParams : FolioDecodeParams {
     // Boxes that bring the rows of a page: 1, or one for each swizzle atom of a row, where a page is less than a tile of
     // keys or the last atom is not full.
     folio_u32 k_column_boxes, v_column_boxes;
-    folio_u32 row_alignment;  // 8 or 16: what every row's address in k and v is a multiple of, for the gathering kernel
-    folio_u32 bf16_queries;   // over a cache of 8 bits or less: q has bf16, otherwise fp16, or fp8 by its flag
+    // For the gathering kernel: 16 where address and length of every row of k and v are multiples of it, otherwise less, and the
+    // address is a multiple of 8.
+    folio_u32 row_alignment;
+    folio_u32 bf16_queries;  // over a cache of 8 bits or less: q has bf16, otherwise fp16, or fp8 by its flag
 };
 
 static_assert(sizeof(FolioPaddedDecodeParams) == 432, "mirrored in src/cuda/params.rs");

@@ -518,6 +518,13 @@ pub fn row_alignment(tensor: &Tensor) -> u32 {
     1 << bits.trailing_zeros()
 }
 
+/// Bytes, up to 16, that rows can be copied by: their addresses and their length are multiples of them. What is behind a row is
+/// not zero, and may be NaN.
+pub fn piece_bytes(rows: &Tensor) -> u32 {
+    let length = rows.extent(rows.rank() - 1) * rows.dtype().size() as i64;
+    row_alignment(rows).min(1 << length.trailing_zeros())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -285,41 +285,51 @@ private:
                                                  stage + Shape::K_BYTES, from);
     }
 
-    // Rows of which row_bytes are there. Those of a token's heads, neighbours in memory, are copied together: a line that
-    // two of them have a part of is then asked for once.
-    //
-    // A round is a piece of every lane. Where a token's pieces divide no 32, a lane's place in a token is another in every
-    // round, until after some rounds it is that of the first again. Rounds that are alike come together: to divide for every
-    // piece took more instructions than all products of the tile, and 40 registers (head_dim 192: a tenth of the time).
+    // Rows of which row_bytes are there. As many lanes as an atom has pieces keep a token's address for all atoms of its heads,
+    // neighbours in memory, and a lane's place in an atom is the same in all of them. So a piece takes no arithmetic: to find
+    // the token and the place of every piece took more instructions than all products of the tile.
     template <u32 PIECE_BYTES, class Rows>
     __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes, u32 tile,
                                          const TokenPlace &from) const {
-        constexpr u32 PIECES = Rows::ROW_CHUNKS * 16 / PIECE_BYTES, OF_TOKEN = Shape::HEADS * PIECES;
-        constexpr u32 COMMON = (OF_TOKEN | 32) & (0 - (OF_TOKEN | 32));  // the largest that divides both
-        constexpr u32 KINDS = OF_TOKEN / COMMON, TOKENS = 32 / COMMON, ALIKE = Shape::TILE_TOKENS / TOKENS;
-        static_assert(Shape::TILE_TOKENS % TOKENS == 0);
-        constexpr u32 AT_ONCE = PIECE_BYTES == 8 ? 4 : ALIKE;
+        constexpr u32 PIECES = Rows::ATOM_BYTES / PIECE_BYTES, TOKENS = 32 / PIECES;
+        constexpr u32 ROUNDS = Shape::TILE_TOKENS / TOKENS, ROUNDS_AT_ONCE = PIECE_BYTES == 16 ? ROUNDS : 1;
+        constexpr u32 ATOMS = Rows::ROW_CHUNKS / Rows::ATOM_CHUNKS;
+        static_assert(ROUNDS * TOKENS == Shape::TILE_TOKENS);
         // Null for rows of zeros.
         const u64 own = from.page < 0 ? 0
                                       : reinterpret_cast<u64>(Shape::Cache::first_row(cache, span.head) +
                                                               Shape::Cache::offset(cache, from.page, from.token));
         const i64 head_bytes = cache.stride_head * static_cast<i64>(sizeof(typename Shape::Cache::Unit));
-#pragma unroll 1
-        for (u32 kind = 0; kind < KINDS; ++kind) {
-            const u32 piece = 32 * kind + lane;
-            const u32 first = piece / OF_TOKEN, head = piece / PIECES % Shape::HEADS;
-            const u32 begin = piece % PIECES * PIECE_BYTES;
-            const u32 bytes = begin < row_bytes ? min(PIECE_BYTES, row_bytes - begin) : 0;
-            const u32 rows = tile + head * (Shape::TILE_TOKENS * Rows::ATOM_BYTES) + begin % 16;
-            const i64 in_token = head * head_bytes + begin;
-            __builtin_assume(first < TOKENS);
-#pragma unroll(AT_ONCE)
-            for (u32 n = 0; n < ALIKE; ++n) {
-                const u32 token = n * TOKENS + first;
-                const u64 source = __shfl_sync(FULL_WARP, own, token);
-                cp_async<PIECE_BYTES>(rows + token / 8 * Rows::GROUP_BYTES + Rows::at(token % 8, begin / 16),
-                                      reinterpret_cast<const u8 *>(source + in_token), source ? bytes : 0);
+        const u32 first = lane / PIECES, begin = lane % PIECES * PIECE_BYTES;
+        __builtin_assume(first < TOKENS);
+#pragma unroll(ROUNDS_AT_ONCE)
+        for (u32 round = 0; round < ROUNDS; ++round) {
+            const u32 token = round * TOKENS + first;
+            const u64 source = __shfl_sync(FULL_WARP, own, token);
+            const u8 *row = reinterpret_cast<const u8 *>(source + begin);
+            u32 to = tile + token / 8 * Rows::GROUP_BYTES + Rows::at(token % 8, begin / 16) + begin % 16;
+#pragma unroll
+            for (u32 head = 0; head < Shape::HEADS; ++head) {
+#pragma unroll
+                for (u32 atom = 0; atom < ATOMS; ++atom) {
+                    const u32 before = begin + atom * Rows::ATOM_BYTES;
+                    const u32 bytes = before < row_bytes ? min(PIECE_BYTES, row_bytes - before) : 0;
+                    copy_piece<PIECE_BYTES>(to + atom * Rows::ATOM_STRIDE, row + atom * Rows::ATOM_BYTES,
+                                            source ? bytes : 0);
+                }
+                to += Shape::TILE_TOKENS * Rows::ATOM_BYTES;
+                row += head_bytes;
             }
+        }
+    }
+
+    // The first so many bytes of a piece, then zeros. Of 16 bytes all or none are there (row_alignment).
+    template <u32 PIECE_BYTES>
+    static __device__ __forceinline__ void copy_piece(u32 to, const u8 *from, u32 bytes) {
+        if constexpr (PIECE_BYTES == 16) {
+            cp_async_or_zeros(to, from, bytes != 0);
+        } else {
+            cp_async<PIECE_BYTES>(to, from, bytes);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::cuda::kernels::attention::{
 };
 use crate::cuda::new_tokens_params::NewTokensParams;
 use crate::cuda::ops::rope_append::params as rope_params;
-use crate::cuda::params::{DecodeParams, dtype_code, row_alignment};
+use crate::cuda::params::{DecodeParams, dtype_code, piece_bytes, row_alignment};
 use crate::cuda::rope_append_params::RopeAppendParams;
 use crate::cuda::stored_params::{Stored, StoredDecodeParams};
 use crate::dtype::DType;
@@ -386,7 +386,7 @@ impl AttentionKernel for Sm90Decode {
             head_dim_vo: self.desc.head_dim_vo,
             k_column_boxes: k_columns.boxes(),
             v_column_boxes: v_columns.boxes(),
-            row_alignment: self.row_alignment(run),
+            row_alignment: piece_bytes(&run.args.k).min(piece_bytes(&run.args.v)),
             bf16_queries: u32::from(self.desc.q_dtype == DType::BF16),
         };
         let launch = Launch {

@@ -15,7 +15,7 @@ use crate::cuda::kernels::attention::{
     SPLIT_ROPE_DIM, Variant, prefill_ctas,
 };
 use crate::cuda::params::{
-    AttentionParams, Divisor, SumParams, dtype_code, flag_of_queries, row_alignment,
+    AttentionParams, Divisor, SumParams, dtype_code, flag_of_queries, piece_bytes,
 };
 use crate::cuda::prefill_params::{O_DTYPE_SHIFT, Packing, PrefillParams, WARPGROUP_ROWS};
 use crate::dtype::DType;
@@ -557,13 +557,6 @@ impl AttentionKernel for Sm90Prefill {
 
 fn wrong_choice(lacks: Features) -> Error {
     Error::Internal(format!("a run was given to a kernel that lacks {lacks}"))
-}
-
-/// Bytes, up to 16, that rows can be copied by: their addresses and their length are multiples of them. What is behind a row is
-/// not zero, and may be NaN.
-fn piece_bytes(rows: &Tensor) -> u32 {
-    let length = rows.extent(rows.rank() - 1) * rows.dtype().size() as i64;
-    row_alignment(rows).min(1 << length.trailing_zeros())
 }
 
 /// What a run's masks ask for beside positions, ALiBi apart.
