@@ -5,9 +5,10 @@
 #include "params/params.h"
 
 // Query heads that share the rows of a warpgroup: row r of its 64 is position r / heads. Where 64 is no multiple, the last
-// rows have none.
+// rows have none. A group is `group_blocks` blocks of such heads. Where it is no multiple of them, the last block begins with heads
+// of the one before, which alone stores these.
 struct FolioPacking {
-    unsigned char heads;      // divides a group, 1 to 64
+    unsigned char heads;      // 1 to 64, at most a group
     unsigned char positions;  // 64 / heads
     unsigned short inverse;   // r / heads is r * inverse >> 15 for all rows of a warpgroup
 };
@@ -25,7 +26,7 @@ struct FolioPrefillParams {
     // Of rows of k and v that are loaded one by one, in bytes: 8 or 16, of which their length is a multiple too.
     folio_u32 row_alignment;
     FolioDivisor page_size;
-    folio_u32 reserved;
+    folio_u32 group_blocks;
     FolioSum sum;  // of runs over keys in two parts
     // Of these over ragged keys: [batch_size + 1] rows of tensors of their own, which a request has in front of its other keys.
     // The plan's lengths count them in whole steps of the kernel; ragged keys begin where query rows do. Null: there are none.

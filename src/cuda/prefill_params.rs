@@ -17,24 +17,48 @@ pub struct Packing {
 pub const WARPGROUP_ROWS: u32 = 64;
 
 impl Packing {
-    /// Of the heads of a group, for queries of up to so many tokens. Rows that are left are multiplied for nothing, so that
-    /// there are at most four. Of 16 heads a tile has few positions already: more would only make the list of items longer,
-    /// unless a tile, which has two warpgroups or three, has all rows of a request.
+    /// Of the heads of a group, for queries of up to so many tokens: heads that leave few rows without a position. Where fewer blocks of
+    /// more heads have all rows of a request in two warpgroups, which every tile has at least, these read its keys less often.
     pub fn new(group_size: u32, max_qo_len: u32) -> Packing {
+        let filling = Packing::filling(group_size);
+        (1..filling.blocks_of(group_size))
+            .map(|blocks| group_size.div_ceil(blocks))
+            .filter(|&heads| heads <= WARPGROUP_ROWS)
+            .map(Packing::of_heads)
+            .find(|packing| 2 * packing.positions() >= max_qo_len)
+            .unwrap_or(filling)
+    }
+
+    /// The quickest for long and for short requests together. Rows without a position, or with a head of another block, are multiplied
+    /// for nothing, and every block takes a tile for the few rows of a decode. Of 16 heads a tile has few positions already: more would
+    /// only make the list of items longer.
+    fn filling(group_size: u32) -> Packing {
         const MOST_HEADS: u32 = 16;
-        const MOST_LEFT: u32 = 4;
-        let suits =
-            |heads: &u32| group_size.is_multiple_of(*heads) && WARPGROUP_ROWS % heads <= MOST_LEFT;
-        let most = match group_size.saturating_mul(max_qo_len) <= 2 * WARPGROUP_ROWS {
-            true => WARPGROUP_ROWS,
-            false => MOST_HEADS,
+        // Of a batch of prompts and decodes, what its decodes take beside its prompts.
+        const DECODES: f32 = 0.25;
+        let fewest = group_size.div_ceil(MOST_HEADS) as f32;
+        let time = |packing: &Packing| {
+            let blocks = packing.blocks_of(group_size) as f32;
+            let rows = (packing.positions() * group_size) as f32;
+            blocks * (WARPGROUP_ROWS as f32 / rows + DECODES / fewest)
         };
-        let heads = (1..=most).rev().find(suits).unwrap_or(1);
+        (1..=MOST_HEADS.min(group_size))
+            .map(Packing::of_heads)
+            .min_by(|a, b| time(a).total_cmp(&time(b)))
+            .unwrap_or(Packing::of_heads(1))
+    }
+
+    fn of_heads(heads: u32) -> Packing {
         Packing {
             heads: heads as u8,
             positions: (WARPGROUP_ROWS / heads) as u8,
             inverse: ((1 << 15) / heads + 1) as u16,
         }
+    }
+
+    /// Of a group's heads. Where it is no multiple, the last block begins in the one before.
+    pub fn blocks_of(self, group_size: u32) -> u32 {
+        group_size.div_ceil(self.heads.into())
     }
 
     /// Positions of a warpgroup's rows.
@@ -57,7 +81,7 @@ pub struct PrefillParams {
     pub packing: Packing,
     pub row_alignment: u32,
     pub page_size: Divisor,
-    pub reserved: u32,
+    pub group_blocks: u32,
     pub sum: SumParams,
     pub context_indptr: u64,
 }
@@ -72,28 +96,44 @@ mod tests {
     const LONG: u32 = 1000;
 
     #[test]
-    fn heads_of_a_group_share_rows_where_few_are_left() {
+    fn heads_of_a_group_share_rows() {
         let heads = |group| Packing::new(group, LONG).heads;
         let whole = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16];
         assert!(whole.iter().all(|&group| heads(group) == group as u8));
         for (group, packed) in [
-            (11, 1),
-            (13, 1),
-            (14, 7),
+            (11, 11),
+            (13, 13),
+            (14, 14),
+            (17, 9),
+            (19, 10),
             (20, 10),
             (24, 12),
-            (28, 7),
-            (71, 1),
+            (25, 9),
+            (28, 14),
+            (29, 15),
+            (31, 16),
+            (40, 10),
+            (48, 16),
+            (71, 15),
         ] {
             assert_eq!(heads(group), packed, "{group}");
         }
+    }
+
+    #[test]
+    fn blocks_of_short_queries_have_more_heads() {
         for (group, max_qo_len, packed) in [
             (32, 4, 32),
             (32, 5, 16),
             (64, 2, 64),
-            (64, 3, 16),
+            (64, 3, 32),
             (128, 1, 64),
-            (128, 2, 16),
+            (128, 2, 64),
+            (14, 4, 14),
+            (11, 8, 11),
+            (71, 1, 36),
+            (71, 2, 36),
+            (71, 8, 15),
         ] {
             assert_eq!(Packing::new(group, max_qo_len).heads, packed, "{group}");
         }

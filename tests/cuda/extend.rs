@@ -21,7 +21,7 @@ use proptest::test_runner::{Config, TestRunner};
 /// `(query heads, KV heads)`, elements of keys and of values, and lengths whose prefixes end within blocks and pages.
 type Shape = ((u32, u32), (u32, u32), &'static [(u32, u32)]);
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     (
         (4, 1),
         (64, 64),
@@ -36,6 +36,8 @@ const SHAPES: [Shape; 6] = [
     ((6, 3), (192, 128), &[(70, 300), (1, 700), (33, 33)]),
     ((4, 2), (256, 256), &[(90, 200), (1, 333), (5, 6)]),
     ((4, 4), (96, 96), &[(300, 1000), (40, 40)]),
+    // Blocks of heads that begin in the one before.
+    ((26, 2), (128, 128), &[(50, 300), (1, 90), (9, 13)]),
 ];
 
 fn problem((heads, dims, lens): Shape, layer: Layer) -> Problem {

@@ -18,7 +18,7 @@ use proptest::test_runner::{Config, TestRunner};
 /// tile of the kernels of many rows.
 type Shape = ((u32, u32), (u32, u32), &'static [(u32, u32)]);
 
-const MANY_ROWS: [Shape; 8] = [
+const MANY_ROWS: [Shape; 10] = [
     (
         (4, 1),
         (64, 64),
@@ -35,6 +35,9 @@ const MANY_ROWS: [Shape; 8] = [
     ((5, 1), (128, 128), &[(40, 1000), (40, 40)]),
     ((4, 2), (96, 96), &[(90, 300), (1, 333), (33, 5)]),
     ((8, 2), (160, 160), &[(60, 300), (1, 70), (33, 33)]),
+    // Blocks of heads that begin in the one before.
+    ((22, 2), (128, 128), &[(90, 300), (1, 200), (33, 33)]),
+    ((13, 1), (64, 64), &[(40, 700), (1, 70), (5, 3)]),
 ];
 
 /// Few rows, over more keys than all warps of a block take at once.

@@ -443,6 +443,7 @@ pub fn any_group() {
     let session = session();
     for (heads, kv_heads, dim) in [
         (71, 1, 64),
+        (58, 2, 128),
         (128, 1, 128),
         (17, 1, 8),
         (48, 3, 256),
@@ -453,7 +454,7 @@ pub fn any_group() {
             for kind in [Kind::Decode, Kind::Prefill] {
                 let problem = Problem {
                     kind,
-                    ..Problem::plain(&[(1, 90), (5, 33), (70, 70)])
+                    ..Problem::plain(&[(1, 90), (5, 33), (70, 70), (2, 3000)])
                         .of(dtype)
                         .heads(heads, kv_heads, dim)
                 };

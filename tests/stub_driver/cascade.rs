@@ -261,7 +261,7 @@ pub fn biases_of_rows_of_the_batch_share() {
 pub fn the_kernel_follows_from_the_heads() {
     for (heads, kernel) in [
         (32, "prefill_sm90a_bf16_d128_q192_paged_own"),
-        (88, "prefill_sm90a_bf16_d128_q128_paged"),
+        (136, "prefill_sm90a_bf16_d128_q192_paged"),
     ] {
         let desc = AttentionDesc {
             num_qo_heads: heads,

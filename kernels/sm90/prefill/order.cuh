@@ -42,7 +42,7 @@ public:
     }
 
     static __device__ __forceinline__ u32 head_blocks(const FolioPrefillParams &params) {
-        return params.attention.num_qo_heads / params.packing.heads;
+        return params.attention.num_kv_heads * params.group_blocks;
     }
 
 private:

@@ -189,6 +189,17 @@ __device__ __forceinline__ u32 position_of(const FolioPacking &packing, u32 row)
     return row / GROUP_ROWS * packing.positions + (row % GROUP_ROWS * packing.inverse >> 15);
 }
 
+// A launch's packing for one block of heads: the first ones, so many, are stored by the block before.
+struct TilePacking {
+    unsigned char heads, heads_before;
+    unsigned short inverse;
+
+    // Of a row of a warpgroup; of the row behind its last one, the positions that the rows have.
+    __device__ __forceinline__ u32 position_within(u32 row) const { return row * inverse >> 15; }
+
+    __device__ __forceinline__ u32 head_within(u32 row) const { return row - position_within(row) * heads; }
+};
+
 // A work item for one block of heads, as the warps of a CTA find it in shared memory. Its steps go from the
 // last block of keys down.
 struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS>, TileContext<AFTER, BLOCK> {
@@ -198,26 +209,27 @@ struct Tile : TileMask<MASKED>, TileKeys<OWN_KEYS>, TileContext<AFTER, BLOCK> {
     int position;    // of the first row; negative where there are more queries than keys
     u32 token;       // row of q and o
     u32 num_tokens;  // positions
-    u32 head;        // first query head
+    u32 head;        // first query head, of a block before where the packing has such
     u32 kv_head;
     u32 partial;
-    FolioPacking packing;
+    TilePacking packing;
     i64 source;  // first entry of page_ids, or first row of ragged K/V
 
     // Positions of a warpgroup's rows.
-    __device__ __forceinline__ u32 group_positions() const { return packing.positions; }
+    __device__ __forceinline__ u32 group_positions() const { return packing.position_within(GROUP_ROWS); }
 
-    __device__ __forceinline__ u32 position_of(u32 row) const { return prefill::position_of(packing, row); }
-
-    __device__ __forceinline__ u32 head_of(u32 row) const {
-        const u32 within = row % GROUP_ROWS;
-        return head + within - (within * packing.inverse >> 15) * packing.heads;
+    __device__ __forceinline__ u32 position_of(u32 row) const {
+        return row / GROUP_ROWS * group_positions() + packing.position_within(row % GROUP_ROWS);
     }
 
-    // The same for what is stored of a row: beyond all tokens where it has no position.
+    __device__ __forceinline__ u32 head_of(u32 row) const { return head + packing.head_within(row % GROUP_ROWS); }
+
+    // The same for what is stored of a row: beyond all tokens where it has no position, or where another block stores its head.
     __device__ __forceinline__ u32 stored_position_of(u32 row) const {
-        const u32 of_group = row % GROUP_ROWS * packing.inverse >> 15;
-        return of_group < group_positions() ? position_of(row) : ~0u;
+        const u32 within = row % GROUP_ROWS;
+        const bool is_stored =
+            packing.position_within(within) < group_positions() && packing.head_within(within) >= packing.heads_before;
+        return is_stored ? position_of(row) : ~0u;
     }
 
     // What products are multiplied by, in base e.
@@ -240,11 +252,13 @@ __device__ __forceinline__ Tile make_tile(const FolioPrefillParams &prefill, u32
     const KeyRange seen = tile.some(params, item);
     tile.first_block = (seen.end > seen.begin ? seen.end - 1 : kv_start) / BLOCK;
     tile.num_steps = seen.end > seen.begin ? tile.first_block - seen.begin / BLOCK + 1 : 1;
-    tile.head = head_block * prefill.packing.heads;
-    tile.kv_head = tile.head / (params.num_qo_heads / params.num_kv_heads);
+    tile.kv_head = head_block / prefill.group_blocks;
+    const u32 group = params.num_qo_heads / params.num_kv_heads, heads = prefill.packing.heads;
+    const u32 own = (head_block - tile.kv_head * prefill.group_blocks) * heads, first = min(own, group - heads);
+    tile.head = tile.kv_head * group + first;
     tile.partial = item.partial;
     tile.source = tile.place(prefill, item);
-    tile.packing = prefill.packing;
+    tile.packing = {prefill.packing.heads, static_cast<unsigned char>(own - first), prefill.packing.inverse};
     return tile;
 }
 

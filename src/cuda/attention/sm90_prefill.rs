@@ -81,6 +81,7 @@ pub struct Sm90Prefill {
     biased: Option<Function>,
     sm_count: u32,
     unit_bytes: u32,
+    group_blocks: u32,
     head_blocks: u32,
     kind: Kind,
     o_dtype: DType,
@@ -253,7 +254,8 @@ impl Sm90Prefill {
             biased: with(Logits::Biased)?,
             sm_count: context.device().sm_count,
             unit_bytes: unit_bytes(context.device()),
-            head_blocks: desc.num_qo_heads / u32::from(packing.heads),
+            group_blocks: packing.blocks_of(desc.group_size()),
+            head_blocks: desc.num_kv_heads * packing.blocks_of(desc.group_size()),
             kind: desc.kind,
             o_dtype: desc.o_dtype,
             tiles_share_keys: desc.max_qo_len > rows_of_tile(row, packing.positions()),
@@ -262,7 +264,7 @@ impl Sm90Prefill {
 
     /// Whether one tile has all heads of a group, as long as its rows are no more than the tile's.
     pub fn reads_keys_once(desc: &AttentionDesc) -> bool {
-        u32::from(packing(desc).heads) == desc.group_size()
+        packing(desc).blocks_of(desc.group_size()) == 1
     }
 
     /// What it is behind another kernel of the problem.
@@ -360,7 +362,7 @@ impl Sm90Prefill {
             packing: self.maps.packing,
             row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
-            reserved: 0,
+            group_blocks: self.group_blocks,
             sum: SumParams::default(),
             context_indptr: 0,
         }
