@@ -101,7 +101,7 @@ pub fn decode_head_dims_of_models() {
     solve_each(problems);
 }
 
-/// 1 to 128 packed rows: groups, query tokens and both.
+/// 1 to 129 packed rows: groups, query tokens and both.
 pub fn decode_packed_rows() {
     let rows = [
         (1, 1),
@@ -121,6 +121,11 @@ pub fn decode_packed_rows() {
         (20, 6),
         (31, 4),
         (128, 1),
+        (14, 4),
+        (28, 2),
+        (43, 1),
+        (71, 1),
+        (43, 3),
     ];
     let problems = rows.into_iter().flat_map(|(group, qo_len)| {
         [(64, 64), (128, 128), (96, 80), (192, 128), (256, 256)]

@@ -427,6 +427,11 @@ pub const CASES: &[Case<Setup>] = &[
         split_keys::prefill_of_rows_by_tma,
     ),
     case(
+        "launch_split_keys_of_short_prompts",
+        BACKEND,
+        split_keys::short_prompts_by_tma,
+    ),
+    case(
         "launch_split_keys_portably",
         BACKEND,
         split_keys::portable_takes_the_rest,

@@ -414,7 +414,7 @@ pub fn head_dims_take_the_next_row() {
     }
 }
 
-/// Which kernel takes how many rows for each KV head: decode's, unless another reads keys once.
+/// Which kernel takes how many rows for each KV head: decode's up to 16, and more over fp8 keys, unless another reads these once.
 pub fn packed_rows_choose_the_kernel() {
     let many = |group: u32, qo_len: u32| AttentionDesc {
         num_qo_heads: 2 * group,
@@ -438,8 +438,18 @@ pub fn packed_rows_choose_the_kernel() {
     };
     for (desc, kernel) in [
         (many(16, 1), "decode_sm90a_bf16_d128_q16_tma"),
-        (many(17, 1), "decode_sm90a_bf16_d128_q32_tma"),
+        (many(17, 1), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(7, 4), "prefill_sm90a_bf16_d128_q192_paged"),
+        (wide(many(8, 1)), "decode_sm90a_bf16_d256_q8_tma"),
+        (wide(many(9, 1)), "prefill_sm90a_bf16_d256_q128_paged"),
+        (
+            small_pages(wide(many(3, 5))),
+            "prefill_sm90a_bf16_d256_q128_rows",
+        ),
+        (
+            wide(fp8(many(9, 1))),
+            "decode_sm90a_f16_kve4m3_d256_q16_tma",
+        ),
         (many(4, 5), "prefill_sm90a_bf16_d128_q192_paged"),
         (fp8(many(8, 1)), "decode_sm90a_f16_kve4m3_d128_q8_tma"),
         (
@@ -473,10 +483,15 @@ pub fn packed_rows_choose_the_kernel() {
         (small_pages(many(4, 5)), "prefill_sm90a_bf16_d128_q192_rows"),
         (
             small_pages(many(17, 2)),
-            "decode_sm90a_bf16_d128_q64_gather",
+            "prefill_sm90a_bf16_d128_q192_rows",
+        ),
+        (
+            fp8(many(71, 1)),
+            "decode_sm90a_f16_kve4m3_d128_q64_warpgroup_tma",
         ),
         (many(64, 1), "prefill_sm90a_bf16_d128_q192_paged"),
-        (many(128, 1), "decode_sm90a_bf16_d128_q64_tma"),
+        (many(128, 1), "prefill_sm90a_bf16_d128_q192_paged"),
+        (many(71, 1), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(16, 5), "prefill_sm90a_bf16_d128_q192_paged"),
         (many(43, 3), "prefill_sm90a_bf16_d128"),
     ] {

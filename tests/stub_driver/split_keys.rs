@@ -157,16 +157,19 @@ pub fn prefill_of_rows_by_tma() {
     assert_eq!(k_rope.strides[0], 1152);
 }
 
-/// A skew address, another width, and prompts so short that a decode kernel is the first choice.
+/// More rows than decode kernels have of so many columns.
+pub fn short_prompts_by_tma() {
+    let recorder = Recorder::new();
+    let handle = planned(&recorder, mla(PAGED, 16));
+    let launch = launched(&recorder, &handle, &args(k_rope(K_ROPE, 64)));
+    assert_eq!(launch.name(), "folio_prefill_sm90_split_keys");
+}
+
+/// A skew address, and another width.
 pub fn portable_takes_the_rest() {
     let recorder = Recorder::new();
-    let cases = [
-        (4096, k_rope(K_ROPE + 8, 64), 8),
-        (4096, k_rope(K_ROPE, 32), 16),
-        (16, k_rope(K_ROPE, 64), 16),
-    ];
-    for (max_qo_len, k_rope, copy_bytes) in cases {
-        let handle = planned(&recorder, mla(PAGED, max_qo_len));
+    for (k_rope, copy_bytes) in [(k_rope(K_ROPE + 8, 64), 8), (k_rope(K_ROPE, 32), 16)] {
+        let handle = planned(&recorder, mla(PAGED, 4096));
         let run = args(k_rope);
         let launch = launched(&recorder, &handle, &run);
         assert_eq!(launch.name(), "folio_attention");

@@ -178,8 +178,8 @@ impl Special<'_> {
         match (desc.kind, phase(desc)) {
             _ if is_stored => self.over_other_forms(),
             (Kind::Mla, phase) => self.mla(phase),
-            (_, Phase::Decode) => self.few_rows(),
-            (_, Phase::Prefill) => self.many_rows(),
+            (_, Phase::Decode) if Sm90Decode::is_for(desc) => self.few_rows(),
+            (_, _) => self.many_rows(),
         }
     }
 
@@ -249,32 +249,27 @@ impl Special<'_> {
         let masked = self.prefill_under(Masks::Any)?;
         kernels.extend(masked.into_iter().filter(OrLacks::is_ok));
         let reads_keys_once = Sm90Prefill::reads_keys_once(desc);
-        if packed_rows(desc) > Sm90Decode::most_rows(reads_keys_once) {
-            // Not a multiple that a step of common caches would be coarse by.
-            let most_unit = match PrefillWidened::is_for(desc) {
-                true => MOST_COMMON_UNIT,
-                false => 0,
+        let most_decoding = Sm90Decode::most_converting_rows(desc, reads_keys_once);
+        // Over keys of 16 bits prefill is 1.05 to 2 times as fast as decode for more than 16 rows.
+        if desc.kv_format.element.is_fp8() && packed_rows(desc) <= most_decoding {
+            let converts = desc.kv_format.element != desc.q_dtype;
+            let at = match converts || !reads_keys_once {
+                true => 0,
+                false => kernels.len(),
             };
-            return Ok(that_take_items_of_the_first(desc, kernels, most_unit));
+            kernels.splice(at..at, self.decode_by_position()?);
         }
-        // Where both read keys once, prefill is up to 2.5 times as fast (20 to 64 rows on an H200; 64 requests of 4k and
-        // 32 rows, 3 %). Where both convert keys, decode is faster: up to 64 rows where it converts each once (head_dims up to
-        // 128: 1.3 to 2.3 times as fast over many keys, but 0.9 over few), up to 32 where each of its warps converts for
-        // itself. Where prefill reads keys more than once, decode is up to four times as fast.
-        let few = self.decode_by_position()?;
-        let converts = desc.kv_format.element != desc.q_dtype;
-        let decodes_first = !reads_keys_once
-            || (converts && packed_rows(desc) <= Sm90Decode::most_converting_rows(desc));
-        let (first, then) = match decodes_first {
-            true => (few, kernels),
-            false => (kernels, few),
-        };
-        let mut kernels: Vec<_> = first.into_iter().chain(then).collect();
+        let is_short = packed_rows(desc) <= Sm90Decode::most_rows(reads_keys_once);
         // What another one takes, nobody lacks.
-        if kernels.iter().any(OrLacks::is_ok) {
+        if is_short && kernels.iter().any(OrLacks::is_ok) {
             kernels.retain(OrLacks::is_ok);
         }
-        Ok(that_take_items_of_the_first(desc, kernels, 0))
+        // Not a multiple that a step of common caches would be coarse by, nor one that few rows would be cut coarsely by.
+        let most_unit = match PrefillWidened::is_for(desc) && !is_short {
+            true => MOST_COMMON_UNIT,
+            false => 0,
+        };
+        Ok(that_take_items_of_the_first(desc, kernels, most_unit))
     }
 
     /// Prefill's kernels for some masks.

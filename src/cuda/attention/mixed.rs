@@ -342,7 +342,7 @@ impl FewRows {
         if is_plain && !desc.kv_format.element.is_fp8() {
             return Ok(None);
         }
-        let most_converting = Sm90Decode::most_converting_rows(desc);
+        let most_converting = Sm90Decode::most_converting_rows(desc, true);
         // A graph of few rows most often verifies drafts, and would launch both kernels.
         let most_rows = match desc.graph {
             true => Sm90Decode::most_rows(false),

@@ -5,6 +5,7 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, find, phase, query};
 use super::sm90::GROUP;
+use super::sm90_decode::Sm90Decode;
 use super::sm90_prefill_maps::{PrefillMaps, SWIZZLE, outputs_suit, rows_suit};
 use super::sm90_prefill_tiling::{rows_of_tile, tiling, unit_bytes};
 use crate::backend::Stream;
@@ -118,7 +119,7 @@ impl Behind {
 }
 
 impl Sm90Prefill {
-    /// Loads the row for a problem of many query rows.
+    /// Loads the row for a problem of many query rows, or of few that are not decode's.
     ///
     /// # Errors
     /// As [`find`].
@@ -129,7 +130,11 @@ impl Sm90Prefill {
         context: &Context,
         desc: &AttentionDesc,
     ) -> Result<OrLacks<Self>> {
-        Self::load_in(phase(desc), (keys, masks), loader, context, desc)
+        let phase = match Sm90Decode::is_for(desc) {
+            true => phase(desc),
+            false => Phase::Prefill,
+        };
+        Self::load_in(phase, (keys, masks), loader, context, desc)
     }
 
     /// Loads that for ragged keys in two parts, however few query rows there are: of few rows, no other kernel on Hopper is.

@@ -28,7 +28,6 @@ pub(super) const FAMILIES: &[Family] = &[
     by_tma(SIXTEEN_ROWS_HALF),
     by_tma(WARPGROUP_FP8),
     by_tma(SIXTEEN_ROWS_FP8),
-    by_tma(MANY_ROWS_HALF),
     by_tma(MANY_ROWS_FP8),
     PAIRS_HALF,
     PAIRS_FP8,
@@ -36,7 +35,6 @@ pub(super) const FAMILIES: &[Family] = &[
     SIXTEEN_ROWS_HALF,
     WARPGROUP_FP8,
     SIXTEEN_ROWS_FP8,
-    MANY_ROWS_HALF,
     MANY_ROWS_FP8,
     by_tma(PAIRS_BY_TOKEN),
     by_tma(ROWS_BY_TOKEN),
@@ -124,13 +122,9 @@ const SINGLE_HALF: Family = Family {
     ..PAIRS_HALF
 };
 
+/// More rows over keys of 16 bits, and as many of more columns, are prefill's.
 const SIXTEEN_ROWS_HALF: Family = Family {
-    shapes: &[
-        SIXTEEN_OF_64,
-        SIXTEEN_OF_128,
-        shape((192, 128), 16, 16, 4),
-        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 3),
-    ],
+    shapes: &[SIXTEEN_OF_64, SIXTEEN_OF_128],
     ..SINGLE_HALF
 };
 
@@ -141,17 +135,6 @@ const SIXTEEN_ROWS_FP8: Family = Family {
         shape((128, 128), 16, 32, 4),
         shape((192, 128), 16, 16, 4),
         shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 16, 16, 4),
-    ],
-    ..SINGLE_HALF
-};
-
-/// A warp has registers for 32 rows of up to 128 columns, or for 16 of 256: where there are more rows, warps share keys.
-const MANY_ROWS_HALF: Family = Family {
-    shapes: &[
-        shape((128, 128), 32, 16, 4),
-        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 32, 16, 4),
-        shape((128, 128), 64, 16, 4),
-        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 16, 4),
     ],
     ..SINGLE_HALF
 };
@@ -179,17 +162,15 @@ const WARPGROUP_FP8: Family = Family {
         shape((128, 128), 64, 64, 8),
     ],
     shared_bytes: warpgroup_bytes,
-    ..MANY_ROWS_HALF
+    ..SINGLE_HALF
 };
 
-/// Outputs of 256 columns leave those no registers.
+/// Outputs of 256 columns leave those no registers. A warp has them for 16 rows of so many: of more rows, warps share keys. Still more
+/// are prefill's.
 const MANY_ROWS_FP8: Family = Family {
     types: F16_FP8,
-    shapes: &[
-        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 32, 16, 4),
-        shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 64, 16, 4),
-    ],
-    ..MANY_ROWS_HALF
+    shapes: &[shape((MOST_HEAD_DIM, MOST_HEAD_DIM), 32, 16, 4)],
+    ..SINGLE_HALF
 };
 
 /// Caches with scales of their own, whose rows are narrow.
