@@ -138,7 +138,7 @@ __device__ __forceinline__ Cut choose(const FolioPlanBatchParams &params, const 
     const bool may_be_narrow = narrow.divisor < batch.tiling.q_tile.divisor;
     const u32 units = p.invariant_chunk
                           ? p.invariant_chunk / p.kv_unit
-                          : smallest_chunk(all, batch, may_be_narrow ? params.narrow.least_gain : p.least_gain);
+                          : smallest_chunk(p, all, batch, may_be_narrow ? params.narrow.least_gain : p.least_gain);
     const bool is_narrow = may_be_narrow && units == NOT_SPLIT;
     if (is_narrow) batch.take_tiles(narrow);
     const Cut chunks = {Cut::CHUNKS, Reciprocal(units), fewest_units(p)};

@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     measure_segments(c, all);
     const Batch batch = share_keys(c, tiling, all);
     const u32 units =
-        p.invariant_chunk ? p.invariant_chunk / p.kv_unit : smallest_chunk(all.requests, batch, p.least_gain);
+        p.invariant_chunk ? p.invariant_chunk / p.kv_unit : smallest_chunk(p, all.requests, batch, p.least_gain);
     const u32 chunk = min(units, NOT_SPLIT / p.kv_unit) * p.kv_unit;
     const Counts counts = lay_out(p, all, chunk);
     write_combines(p, all, counts.combines);

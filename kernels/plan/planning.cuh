@@ -288,9 +288,16 @@ __device__ __forceinline__ bool is_much_longer(u32 chunk, u32 than) {
     return 8 * static_cast<u64>(chunk) > 9 * static_cast<u64>(than);
 }
 
+// Units that a tile of the longest request sees: under a window, no more than its rows and the window span.
+__device__ __forceinline__ u32 most_units_of_tile(const FolioPlanParams &p, const Batch &batch, u32 most_units) {
+    if (p.window_left < 0) return most_units;
+    return min(most_units, divide_up(p.window_left + batch.tiling.q_tile.divisor, p.kv_unit) + 1);
+}
+
 // Units of the smallest chunk that makes no more splits than the budget, or of one near the fair share where that is much
 // less.
-__device__ __forceinline__ u32 smallest_chunk(const Requests &all, const Batch &batch, u32 least_gain) {
+__device__ __forceinline__ u32 smallest_chunk(const FolioPlanParams &p, const Requests &all, const Batch &batch,
+                                              u32 least_gain) {
     const Tiling &tiling = batch.tiling;
     // All items together come to max_splits, but half as many splits are always allowed.
     const u64 budget = max(tiling.max_splits - min(batch.tiles, static_cast<u64>(tiling.max_splits)),
@@ -310,7 +317,7 @@ __device__ __forceinline__ u32 smallest_chunk(const Requests &all, const Batch &
         low = fair, high = chunk, limit = {0, tiling.max_splits};
         __syncthreads();  // before the second search writes the first one's buffers
     }
-    return chunk + least_gain < most_units ? chunk : NOT_SPLIT;
+    return chunk + least_gain < most_units_of_tile(p, batch, most_units) ? chunk : NOT_SPLIT;
 }
 
 struct Counts {

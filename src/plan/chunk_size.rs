@@ -9,7 +9,7 @@
 //! runs at a time: a few items more than that cost a second wave (8 requests of 8192 keys on an H200:
 //! 78.7 µs in 32 items, 87.1 in 40). But no less than half, for one long request among many.
 //!
-//! **Gain.** Nothing is split where chunks spare the longest request no more than `Tiling::least_gain`, since combining takes
+//! **Gain.** Nothing is split where chunks spare a tile of the longest request no more than `Tiling::least_gain`, since combining takes
 //! longer (374 rows on the last 1024 keys and six decodes, head_dim 72, on an H200: 48 µs in chunks of ten units and three,
 //! 31 whole).
 //!
@@ -61,10 +61,19 @@ pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
             chunk = by_share;
         }
     }
-    match chunk.saturating_add(tiling.least_gain) < most_units {
+    match chunk.saturating_add(tiling.least_gain) < most_units_of_tile(batch, tiling, most_units) {
         true => chunk * unit,
         false => u32::MAX,
     }
+}
+
+/// Units that a tile of the longest request sees, of which there are so many: under a window, no more than its rows and the window
+/// span.
+fn most_units_of_tile(batch: &HostBatch<'_>, tiling: &Tiling, most_units: u32) -> u32 {
+    batch.window_left.map_or(most_units, |left| {
+        let span = left.saturating_add(tiling.q_tile);
+        most_units.min(span.div_ceil(tiling.kv_unit) + 1)
+    })
 }
 
 /// By an eighth: what ends late has the memory to itself, so that less does not show.

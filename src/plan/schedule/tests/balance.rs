@@ -265,11 +265,11 @@ fn unequal_lengths_keep_all_workers_busy() {
     }
 }
 
-/// A chunk of 374 rows among decodes, under a window of 1024: tiles of 13 units, which ten and three would not spare more
+/// A chunk of 374 rows among decodes, under a window of 1100: tiles of 12 units, which ten and two would not spare more
 /// than combining takes.
 #[test]
 fn a_split_that_gains_little_is_not_made() {
-    let splits = |least_gain| {
+    let splits = |window, least_gain| {
         let tiling = Tiling {
             q_tile: 48,
             kv_unit: 112,
@@ -282,9 +282,30 @@ fn a_split_that_gains_little_is_not_made() {
         let decodes = std::iter::repeat_n((1, 14_793), 6);
         let lens: Vec<_> = std::iter::once((374, 14_793)).chain(decodes).collect();
         let desc = desc(false, Kind::Prefill);
-        let work = cut_within(Some(1023), &lens, &tiling, Keys::All, &desc);
+        let work = cut_within(Some(window), &lens, &tiling, Keys::All, &desc);
         work.partials.len()
     };
-    assert!(splits(0) > 0);
-    assert_eq!(splits(3), 0);
+    assert!(splits(1100, 0) > 0);
+    assert_eq!(splits(1100, 3), 0);
+}
+
+/// Rows of a prompt under a narrow window, each tile of which sees four units of the prompt's 50.
+#[test]
+fn tiles_that_see_few_keys_are_not_split() {
+    let tiling = Tiling {
+        q_tile: 96,
+        kv_unit: 112,
+        max_splits: 132,
+        least_gain: 3,
+        ..PLAIN
+    };
+    let desc = desc(false, Kind::Prefill);
+    let lens = [(5057, 7797), (1100, 2596)];
+    let partials = |window| {
+        cut_within(window, &lens, &tiling, Keys::All, &desc)
+            .partials
+            .len()
+    };
+    assert_eq!(partials(Some(127)), 0);
+    assert!(partials(None) > 0);
 }
