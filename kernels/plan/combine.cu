@@ -1,7 +1,8 @@
 // Puts the partial results of split rows together: the second kernel of a run. It adds the sink, once,
 // scales and rounds the output. (Merging the caller's own states is ops/merge.cu.)
 //
-// One CTA takes query heads of one split row in turn. Its eight warps share the row's parts, several in flight each, or
+// One CTA takes query heads of one split row in turn, and then those of another, where a graph's grid is less than as many rows as
+// there may be. Its eight warps share the row's parts, several in flight each, or
 // take a head each where one of them has all parts in flight; either way in an order that depends on nothing but their
 // number. Where many rows are split, they take a head each too: heads in turn would wait for one another.
 // Lane i has columns 4i .. 4i + 3 of every 128. The kernel is short, so its time is the loads that wait for one another:
@@ -185,19 +186,24 @@ __device__ __forceinline__ u32 shared_by(const FolioCombineParams &p, u32 rows) 
 }
 
 // Of CTAs without a row one waits: what comes after this grid comes after the one before it. The others make room, for a
-// graph's grid is for as many rows as there may be, and may be more than runs at a time.
+// graph's grid may be more than runs at a time.
 __device__ __forceinline__ void leave() {
     if (blockIdx.x == 0) wait_for_prerequisites();
 }
 
+// How rows are shared: each by so many CTAs, of which this is number `first`.
+struct Sharing {
+    u32 rows, first, blocks_of_row;
+};
+
 // Every warp takes heads of its own. The first CTA of a row has some, and waits; others may have none.
 __device__ __forceinline__ void combine_by_warps(const FolioCombineParams &p, const FolioCombineItem &item,
-                                                 const Parts &parts, u32 block, u32 blocks_of_row) {
-    const u32 lane = threadIdx.x % 32, pieces = p.head_dim_vo / 4;
-    if (block * WARPS >= p.num_qo_heads) return;
+                                                 const Parts &parts, const Sharing &sharing) {
+    const u32 lane = threadIdx.x % 32, pieces = p.head_dim_vo / 4, block = sharing.first * WARPS;
+    if (block >= p.num_qo_heads) return;
     wait_for_prerequisites();
     allow_dependents();
-    for (u32 head = block * WARPS + threadIdx.x / 32; head < p.num_qo_heads; head += blocks_of_row * WARPS) {
+    for (u32 head = block + threadIdx.x / 32; head < p.num_qo_heads; head += sharing.blocks_of_row * WARPS) {
         const Target target(p, item, head);
         const PartSum sum = parts.sum(p, head, lane);
         // The lse of a sum may be stored where other lanes read it for their targets.
@@ -207,6 +213,21 @@ __device__ __forceinline__ void combine_by_warps(const FolioCombineParams &p, co
             const u32 piece = lane + 32 * n;
             if (piece < pieces) target.store(p, 4 * piece, sum.values[n], sum.state);
         }
+    }
+}
+
+__device__ __forceinline__ void combine_row(const FolioCombineParams &p, const FolioCombineItem &item,
+                                            const Sharing &sharing, Sums &sums) {
+    const Parts parts(p, item, sharing.rows * p.num_qo_heads, threadIdx.x / 32);
+    if (item.count == 0 || item.q_token >= p.num_tokens) return;
+    if (parts.by_warp) return combine_by_warps(p, item, parts, sharing);
+    for (u32 head = sharing.first; head < p.num_qo_heads; head += sharing.blocks_of_row) {
+        const Target target(p, item, head);
+        if (head == sharing.first) {
+            wait_for_prerequisites();
+            allow_dependents();
+        }
+        combine_head(p, parts, target, sums);
     }
 }
 
@@ -225,16 +246,11 @@ extern "C" __global__ void __launch_bounds__(32 * folio::WARPS, folio::CTAS)
         item = p.plan.combines[index];
     }
     const u32 first = blockIdx.x - index * blocks_of_row;
-    if (index >= rows) return leave();
-    const Parts parts(p, item, rows * p.num_qo_heads, threadIdx.x / 32);
-    if (item.count == 0 || item.q_token >= p.num_tokens) return leave();
-    if (parts.by_warp) return combine_by_warps(p, item, parts, first, blocks_of_row);
-    for (u32 head = first; head < p.num_qo_heads; head += blocks_of_row) {
-        const Target target(p, item, head);
-        if (head == first) {
-            wait_for_prerequisites();
-            allow_dependents();
-        }
-        combine_head(p, parts, target, sums);
+#pragma unroll 1
+    while (index < rows) {
+        combine_row(p, item, {rows, first, blocks_of_row}, sums);
+        index += gridDim.x / blocks_of_row;
+        if (index < rows) item = p.plan.combines[index];
     }
+    leave();
 }

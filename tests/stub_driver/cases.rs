@@ -254,6 +254,11 @@ pub const CASES: &[Case<Setup>] = &[
         launches::split_rows_are_combined,
     ),
     case(
+        "launch_combines_of_a_graph",
+        BACKEND,
+        launches::combines_of_a_graph,
+    ),
+    case(
         "launch_page_ids_on_the_device",
         BACKEND,
         launches::page_ids_on_the_device,

@@ -586,6 +586,32 @@ pub fn split_rows_are_combined() {
     }
 }
 
+/// Of the rows of a graph's largest batch few are split, most often: its blocks are no more than run soon, and share the rows.
+pub fn combines_of_a_graph() {
+    let recorder = recorder();
+    for (max_num_tokens, blocks) in [(8192, 8 * 132), (1000, 2 * 1000)] {
+        let desc = AttentionDesc {
+            kind: Kind::Prefill,
+            graph: true,
+            max_qo_len: max_num_tokens,
+            max_num_tokens,
+            ..grouped(16)
+        };
+        let mut handle = Handle::of(&context(), desc).unwrap();
+        let table: Vec<i32> = (0..2 * 7).collect();
+        let batch = BatchInput {
+            qo_indptr: host_tensor(&[0, 2, 4], &[3]),
+            kv_len: host_tensor(&[100; 2], &[2]),
+            block_table: host_tensor(&table, &[2, 7]),
+            ..BatchInput::default()
+        };
+        handle.plan(&batch, OURS).unwrap();
+        let launched = launches(&recorder, &handle, &plain(16));
+        assert_eq!(launched[1].name(), "folio_combine");
+        assert_eq!(launched[1].grid, [blocks, 1, 1]);
+    }
+}
+
 /// Page ids on the device are found where the host keeps them: by the rows of a block table, and by the
 /// offsets of CSR.
 pub fn page_ids_on_the_device() {
