@@ -56,8 +56,8 @@ impl Sm90Decode {
     /// Up to so many, warps that multiply by themselves are at least as fast.
     const FEW_ROWS: u32 = 8;
 
-    /// Whether few rows are its own. More than eight of more than 128 columns, over keys of 16 bits, are prefill's: 0.94 of the time on
-    /// average (9 to 16 rows of 160 to 256 on an H200, 0.73 to 1.07).
+    /// Whether few rows are its own. More than eight of more than 128 columns, over keys of 16 bits, are prefill's: 0.93 of the time on
+    /// average (84 batches of 9 to 16 rows of 160 to 256 on an H200, 0.73 to 1.10; of 192/128 as long, and in a window longer).
     pub fn is_for(desc: &AttentionDesc) -> bool {
         packed_rows(desc) <= Self::FEW_ROWS
             || desc.head_dim_qk.max(desc.head_dim_vo) <= 128
