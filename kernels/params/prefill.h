@@ -26,7 +26,7 @@ struct FolioPrefillParams {
     // Of rows of k and v that are loaded one by one, in bytes: 8 or 16, of which their length is a multiple too.
     folio_u32 row_alignment;
     FolioDivisor page_size;
-    folio_u32 group_blocks;
+    unsigned short group_blocks, group_size;
     FolioSum sum;  // of runs over keys in two parts
     // Of these over ragged keys: [batch_size + 1] rows of tensors of their own, which a request has in front of its other keys.
     // The plan's lengths count them in whole steps of the kernel; ragged keys begin where query rows do. Null: there are none.

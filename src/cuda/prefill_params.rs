@@ -81,7 +81,8 @@ pub struct PrefillParams {
     pub packing: Packing,
     pub row_alignment: u32,
     pub page_size: Divisor,
-    pub group_blocks: u32,
+    pub group_blocks: u16,
+    pub group_size: u16,
     pub sum: SumParams,
     pub context_indptr: u64,
 }

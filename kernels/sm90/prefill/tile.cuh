@@ -253,12 +253,12 @@ __device__ __forceinline__ Tile make_tile(const FolioPrefillParams &prefill, u32
     tile.first_block = (seen.end > seen.begin ? seen.end - 1 : kv_start) / BLOCK;
     tile.num_steps = seen.end > seen.begin ? tile.first_block - seen.begin / BLOCK + 1 : 1;
     tile.kv_head = head_block / prefill.group_blocks;
-    const u32 group = params.num_qo_heads / params.num_kv_heads, heads = prefill.packing.heads;
-    const u32 own = (head_block - tile.kv_head * prefill.group_blocks) * heads, first = min(own, group - heads);
-    tile.head = tile.kv_head * group + first;
+    const u32 group = prefill.group_size, heads = prefill.packing.heads;
+    const u32 own = tile.kv_head * group + (head_block - tile.kv_head * prefill.group_blocks) * heads;
+    tile.head = min(own, (tile.kv_head + 1) * group - heads);
     tile.partial = item.partial;
     tile.source = tile.place(prefill, item);
-    tile.packing = {prefill.packing.heads, static_cast<unsigned char>(own - first), prefill.packing.inverse};
+    tile.packing = {prefill.packing.heads, static_cast<unsigned char>(own - tile.head), prefill.packing.inverse};
     return tile;
 }
 

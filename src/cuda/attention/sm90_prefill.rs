@@ -82,6 +82,8 @@ pub struct Sm90Prefill {
     biased: Option<Function>,
     sm_count: u32,
     unit_bytes: u32,
+    /// Query heads of a KV head, at most [`u16::MAX`], and blocks of them.
+    group_size: u32,
     group_blocks: u32,
     head_blocks: u32,
     kind: Kind,
@@ -177,7 +179,8 @@ impl Sm90Prefill {
         let is_long = desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS;
         let lacks = Features::default()
             .and(Feature::PageSize, !page_fits)
-            .and(Feature::Lengths, is_long);
+            .and(Feature::Lengths, is_long)
+            .and(Feature::Rows, desc.group_size() > u16::MAX.into());
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }
@@ -259,6 +262,7 @@ impl Sm90Prefill {
             biased: with(Logits::Biased)?,
             sm_count: context.device().sm_count,
             unit_bytes: unit_bytes(context.device()),
+            group_size: desc.group_size(),
             group_blocks: packing.blocks_of(desc.group_size()),
             head_blocks: desc.num_kv_heads * packing.blocks_of(desc.group_size()),
             kind: desc.kind,
@@ -367,7 +371,8 @@ impl Sm90Prefill {
             packing: self.maps.packing,
             row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
-            group_blocks: self.group_blocks,
+            group_blocks: self.group_blocks as u16,
+            group_size: self.group_size as u16,
             sum: SumParams::default(),
             context_indptr: 0,
         }
