@@ -121,10 +121,16 @@ fn step_and_positions(desc: &AttentionDesc, launched: &Launched) -> [u32; 2] {
             && row.row.threads == launched.block[0]
     };
     let row = candidates(query).find(is_launched).expect("its row");
-    let positions = launched.params::<PrefillParams>().packing.positions();
+    let params = launched.params::<PrefillParams>();
+    let group = desc.group_size();
+    let blocks = params.packing.blocks_of(group);
+    assert_eq!(
+        (params.group_size.into(), params.group_blocks.into()),
+        (group, blocks)
+    );
     [
         row.shape.kv_tile,
-        row.shape.q_tile / WARPGROUP_ROWS * positions,
+        row.shape.q_tile / WARPGROUP_ROWS * params.packing.positions(),
     ]
 }
 
@@ -132,7 +138,7 @@ pub fn are_what_the_kernel_that_takes_them_can() {
     let recorder = recorder();
     let (mut by_position, mut split) = (0, 0);
     for head_dim in [40, 64, 72, 96, 128, 144, 160, 192, 224, 256] {
-        for group in [1, 5, 8, 11] {
+        for group in [1, 5, 8, 17] {
             for (page_size, kv_dtype) in [
                 (16, DType::BF16),
                 (5, DType::BF16),
