@@ -37,7 +37,7 @@ const SHAPES: [Shape; 7] = [
     ((4, 2), (256, 256), &[(90, 200), (1, 333), (5, 6)]),
     ((4, 4), (96, 96), &[(300, 1000), (40, 40)]),
     // Blocks of heads that begin in the one before.
-    ((26, 2), (128, 128), &[(50, 300), (1, 90), (9, 13)]),
+    ((34, 2), (128, 128), &[(50, 300), (1, 90), (9, 13)]),
 ];
 
 fn problem((heads, dims, lens): Shape, layer: Layer) -> Problem {

@@ -37,7 +37,7 @@ fn check(n: usize, layer: Layer) {
     let (storage, cached) = storages(n);
     let q_dtype = [DType::BF16, DType::F16][n % 3 % 2];
     let (qk, vo) = DIMS[n % DIMS.len()];
-    let (qo_heads, kv_heads) = [(4, 1), (3, 3), (6, 2), (11, 1)][n % 4];
+    let (qo_heads, kv_heads) = [(4, 1), (3, 3), (6, 2), (5, 1), (17, 1)][n % 5];
     solve_and_check(Problem {
         kv_dtype: cached.unwrap_or(q_dtype),
         head_dim_vo: vo,

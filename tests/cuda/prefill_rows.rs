@@ -142,7 +142,7 @@ pub fn layers() {
                 paged(1, KvLayout::Nhd),
                 paged(6, KvLayout::Hnd),
             ] {
-                for (heads, kv_heads) in [(3, 3), (6, 2), (16, 1), (22, 2)] {
+                for (heads, kv_heads) in [(3, 3), (6, 2), (16, 1), (34, 2)] {
                     let problem = Problem {
                         storage,
                         layer: layer.clone(),
