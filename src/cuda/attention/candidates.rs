@@ -179,7 +179,7 @@ impl Special<'_> {
             _ if is_stored => self.over_other_forms(),
             (Kind::Mla, phase) => self.mla(phase),
             (_, Phase::Decode) if Sm90Decode::is_for(desc) => self.few_rows(),
-            (_, _) => self.many_rows(),
+            _ => self.many_rows(),
         }
     }
 

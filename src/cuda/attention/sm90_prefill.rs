@@ -82,9 +82,8 @@ pub struct Sm90Prefill {
     biased: Option<Function>,
     sm_count: u32,
     unit_bytes: u32,
-    /// Query heads of a KV head, at most [`u16::MAX`], and blocks of them.
+    /// Query heads of a KV head, at most [`u16::MAX`].
     group_size: u32,
-    group_blocks: u32,
     head_blocks: u32,
     kind: Kind,
     o_dtype: DType,
@@ -263,7 +262,6 @@ impl Sm90Prefill {
             sm_count: context.device().sm_count,
             unit_bytes: unit_bytes(context.device()),
             group_size: desc.group_size(),
-            group_blocks: packing.blocks_of(desc.group_size()),
             head_blocks: desc.num_kv_heads * packing.blocks_of(desc.group_size()),
             kind: desc.kind,
             o_dtype: desc.o_dtype,
@@ -371,7 +369,7 @@ impl Sm90Prefill {
             packing: self.maps.packing,
             row_alignment: piece_bytes(k).min(piece_bytes(v)),
             page_size: Divisor::new(attention.page_size),
-            group_blocks: self.group_blocks as u16,
+            group_blocks: self.maps.packing.blocks_of(self.group_size) as u16,
             group_size: self.group_size as u16,
             sum: SumParams::default(),
             context_indptr: 0,
