@@ -107,6 +107,7 @@ private:
         if (position % 2 != 0) {
             copy<DIM_VO>(rows.params.v, rows.value_bytes());
         } else {
+            if (rows.lane == 0) announce_end(rows.shared, work.num_steps - static_cast<int>(position / 2));
             copy<DIM_QK>(rows.params.k, rows.key_bytes());
         }
         mbarrier_arrive_by_copies(full(requested.index));

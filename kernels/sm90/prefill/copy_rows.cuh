@@ -33,6 +33,7 @@ private:
             more = block > last_block;
             const Places places = next;
             if (more) next = rows.find(work, block - 1);
+            if (rows.warp == 0 && rows.lane == 0) announce_end(rows.shared, block - last_block + 1);
             rows.await_empty(KEY_EMPTY, stage);
             copy<DIM_QK>(rows.params.k, rows.key_bytes(), rows.shared + KEYS + stage.index * KEY_BYTES, work, places);
             mbarrier_arrive_by_copies(rows.shared + KEY_FULL + 8 * stage.index);

@@ -9,6 +9,11 @@ namespace folio::prefill {
 
 // Steps that cover the loads between the choice of a tile and its first keys, 4000 clocks.
 constexpr int COVER = 3;
+
+// Of who asks for the keys of a step, when so many steps are left of a tile: the next one may be chosen.
+__device__ __forceinline__ void announce_end(u32 shared, int remaining) {
+    if (remaining == COVER) mbarrier_arrive(shared + TILE_ENDS);
+}
 constexpr int OUTSIDE = -256;  // a coordinate whose box, of at most 256 groups, reads as zeros
 
 // Picks tiles: the first by the CTA's index, further ones from a counter that all CTAs share. One lane does it.
@@ -46,14 +51,11 @@ private:
     // Every CTA that had work draws numbers until one is beyond the last tile, so that num_tiles are drawn in all. The
     // CTA that draws the last of them clears the counter for the next run.
     __device__ __forceinline__ u32 next_tile(const Tile &tile) {
-        // With two buffers for Q, waiting for one now keeps the choice open until the tile before `tile` is
-        // done. That leaves `tile` to cover the loads between the choice and the first keys.
-        if (QUERY_STAGES > 1 && tile.num_steps >= COVER) {
-#pragma unroll 1
-            for (u32 consumer = 0; consumer < CONSUMERS; ++consumer) wait_queries(consumer);
+        // Near the end of `tile`: a long one would keep the next from others for as long as it lasts.
+        if (tile.num_steps >= COVER) {
+            mbarrier_wait(shared + TILE_ENDS, ends);
+            ends ^= 1;
         }
-        // Where short tiles come behind long ones, these would hold one each as long as they last.
-        if constexpr (OWN_KEYS) mbarrier_wait(shared + TILE_ENDS, slot.count - 1 & 1);
         u32 *counter = params.attention.plan.next_tile;
         const u32 drawn = atomicAdd(counter, 1);
         if (drawn == Order(params).num_tiles() - 1) *counter = 0;
@@ -99,6 +101,7 @@ private:
     Tile *tiles;
     Ring<QUERY_STAGES> query;
     SlotRing slot;
+    u32 ends = 0;  // parity of TILE_ENDS
 };
 
 // What a loader needs of a tile.
@@ -232,9 +235,7 @@ private:
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining) {
             const int now = group;
-            if constexpr (OWN_KEYS && FULL == KEY_FULL) {
-                if (lane == 0 && remaining == min(work.num_steps, COVER)) mbarrier_arrive(shared + TILE_ENDS);
-            }
+            if (FULL == KEY_FULL && lane == 0) announce_end(shared, remaining);
             token -= BLOCK;
             if (issues && remaining > 1) group = group_of(ids, token, work.kv_end);
 #pragma unroll 1
@@ -270,6 +271,7 @@ private:
         }
 #pragma unroll 1
         for (int remaining = work.num_steps; remaining > 0; --remaining, row -= BLOCK) {
+            if (FULL == KEY_FULL && lane == 0) announce_end(shared, remaining);
             const u32 full = acquire();
             const u32 target = shared + BUFFERS + ring.index * BYTES + lane * COLUMN_BLOCK_BYTES;
             const bool in_context = AFTER && row < first;

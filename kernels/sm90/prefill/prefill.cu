@@ -365,7 +365,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + TILE_FULL + 8 * i, 1);
         mbarrier_init(shared + TILE_READ + 8 * i, LOADING_WARPS);
     }
-    if constexpr (OWN_KEYS) mbarrier_init(shared + TILE_ENDS, 1);
+    mbarrier_init(shared + TILE_ENDS, 1);
     mbarrier_init_fence();
 }
 
@@ -389,7 +389,7 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
         OWN_KEYS || (MASKED ? ACCUMULATORS <= 112 || CONSUMERS != 3 : !BY_BOXES && ACCUMULATORS <= 124);
     // One consumer warpgroup has what the producer leaves of 2 * 80 or of 2 * 128, by the CTAs of a multiprocessor.
     constexpr int ALL_REGISTERS = CONSUMERS == 3 ? 512 : CONSUMERS == 2 ? 504 : CTAS == 2 ? 256 : 160;
-    constexpr int PRODUCER_REGISTERS = CTAS == 3                   ? (MASKED || !BY_BOXES ? 40 : 24)
+    constexpr int PRODUCER_REGISTERS = CTAS == 3                   ? (MASKED || !BY_BOXES ? 40 : 32)
                                        : CONVERTS && CONSUMERS < 3 ? 72
                                        : SHIFTED                   ? 56
                                        : CONSUMERS < 3             ? 40

@@ -144,10 +144,10 @@ constexpr u32 KEY_EMPTY = KEY_FULL + 8 * STAGES * FULL_BARRIERS;
 constexpr u32 VALUE_FULL = KEY_EMPTY + 8 * STAGES;
 constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES * FULL_BARRIERS;
 constexpr u32 RAW_FULL = VALUE_EMPTY + 8 * STAGES, RAW_EMPTY = RAW_FULL + 8 * RAW_STAGES;
-// Where warpgroups may have keys of their own: all steps of a tile but the last ones have been asked for.
+// All steps of a tile but the last ones have been asked for.
 constexpr u32 TILE_ENDS = RAW_EMPTY + 8 * RAW_STAGES;
 constexpr u32 ROW_MASKS = TILES + RECORD_BYTES, SLOPES = ROW_MASKS + ROW_MASK_BYTES;
-static_assert(TILE_ENDS + 8 * OWN_KEYS <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
+static_assert(TILE_ENDS + 8 <= ROW_MASKS && ROW_MASKS + MASK_BYTES == FOLIO_SHARED_BYTES);
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers.
 template <int DEPTH>
