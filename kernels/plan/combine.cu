@@ -4,7 +4,8 @@
 // One CTA takes query heads of one split row in turn, and then those of another, where a graph's grid is less than as many rows as
 // there may be. Its eight warps share the row's parts, several in flight each, or
 // take a head each where one of them has all parts in flight; either way in an order that depends on nothing but their
-// number. Where many rows are split, they take a head each too: heads in turn would wait for one another.
+// number. Where many rows are split, they take a head each too: heads in turn would wait for one another. Then a CTA has no
+// more warps than a row has heads, where the host knows how many rows are split.
 // Lane i has columns 4i .. 4i + 3 of every 128. The kernel is short, so its time is the loads that wait for one another:
 // what the split kernel did not write, the list of parts included, is read before that kernel has ended.
 //

@@ -16,10 +16,13 @@ use crate::cuda::params::{
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Kind, Sum};
 
-/// Blocks of the combine kernel for each multiprocessor, unless there are more split rows: more than run at a time, since
-/// blocks of a short list end early, and no more, since each begins with loads that wait for one another. In a graph there are never
-/// more: most often few rows of its largest batch are split, and 8192 blocks without one take 14 µs on an H200.
+/// Blocks of the combine kernel for each multiprocessor, unless it is known that more rows are split: more than run at a time, since
+/// blocks of a short list end early, and no more, since each begins with loads that wait for one another. In a graph most often
+/// few rows of its largest batch are split, and 8192 blocks without one take 14 µs on an H200.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+
+/// `HEADS_AT_A_TIME` of `combine.cu`: of more heads, of all split rows together, a warp takes all parts of one.
+const HEADS_AT_A_TIME: usize = 1024;
 
 /// Columns of a head that a warp of `combine_latent.cu` takes.
 const LATENT_CHUNK: u32 = 128;
@@ -27,6 +30,24 @@ const LATENT_CHUNK: u32 = 128;
 /// Blocks of `combine_latent.cu` that a multiprocessor runs at a time. They share the split rows that there are, so that
 /// no block begins after others have ended: each begins with loads that wait for one another.
 const LATENT_BLOCKS_PER_MULTIPROCESSOR: usize = 4;
+
+/// How many rows of a run are split.
+#[derive(Debug, Clone, Copy)]
+pub enum SplitRows {
+    /// So many, as the host counted them.
+    Exactly(usize),
+    /// No more: only the device knows how many, or it changes under a graph.
+    UpTo(usize),
+}
+
+impl SplitRows {
+    /// The most there can be.
+    pub fn most(self) -> usize {
+        match self {
+            SplitRows::Exactly(rows) | SplitRows::UpTo(rows) => rows,
+        }
+    }
+}
 
 /// The kernel for one problem.
 #[derive(Debug)]
@@ -36,6 +57,8 @@ pub struct Combine {
     /// For runs that go on from a sum, where a kernel does.
     of_sums: Option<Function>,
     desc: AttentionDesc,
+    /// How a row's parts are shared may depend on how many rows are split.
+    by_rows: bool,
     /// The device starts a kernel while the one before it drains.
     dependent: bool,
     sm_count: usize,
@@ -69,42 +92,57 @@ impl Combine {
             function,
             of_sums: of_sums.map(|(_, function)| function),
             desc: *desc,
+            by_rows: std::ptr::eq(kernel, &COMBINE),
             dependent: waits_for_prerequisites(cc),
             sm_count: context.device().sm_count as usize,
         })
     }
 
     /// Blocks of the grid, and how many of them share the heads of a row; 0 where the kernel deals rows itself.
-    fn blocks(&self, num_combines: usize) -> (u64, u32) {
+    fn blocks(&self, split: SplitRows) -> (u64, u32) {
         let heads = self.desc.num_qo_heads;
         match self.desc.kind {
             Kind::Decode | Kind::Prefill => {
                 let most = BLOCKS_PER_MULTIPROCESSOR * self.sm_count;
-                let of_row = (most.div_ceil(num_combines) as u32).min(heads);
-                let rows = match self.desc.graph {
-                    true => num_combines.min(most),
-                    false => num_combines,
+                let of_row = (most.div_ceil(split.most()) as u32).min(heads);
+                let rows = match split {
+                    SplitRows::Exactly(rows) => rows,
+                    SplitRows::UpTo(rows) => rows.min(most),
                 };
                 (rows as u64 * u64::from(of_row), of_row)
             }
             Kind::Mla => {
                 let chunks = heads * self.desc.head_dim_vo.div_ceil(LATENT_CHUNK);
                 let most = LATENT_BLOCKS_PER_MULTIPROCESSOR * self.sm_count;
-                let units = num_combines as u64 * u64::from(chunks);
+                let units = split.most() as u64 * u64::from(chunks);
                 (units.min(most as u64), 0)
             }
         }
     }
 
-    /// Enqueues the kernel for at most `num_combines` split rows of a run, and what these came to before.
+    /// Threads of a block. Where a warp takes all parts of a head, a row has no work for more warps than it has heads: 6818 rows of 2
+    /// heads took 29 µs on an H200 by blocks of eight warps.
+    fn threads(&self, split: SplitRows) -> u32 {
+        const WARP: u32 = 32;
+        let heads = self.desc.num_qo_heads;
+        let have_many = |rows: usize| rows.saturating_mul(heads as usize) > HEADS_AT_A_TIME;
+        match split {
+            SplitRows::Exactly(rows) if self.by_rows && have_many(rows) => {
+                self.row.threads.min(WARP.saturating_mul(heads))
+            }
+            _ => self.row.threads,
+        }
+    }
+
+    /// Enqueues the kernel for the split rows of a run, and what these came to before.
     pub fn launch(
         &self,
         current: &Current<'_>,
         (params, sum): (&AttentionParams, Option<&Sum>),
-        num_combines: usize,
+        split: SplitRows,
         stream: Stream,
     ) -> Result<()> {
-        let (blocks, blocks_of_row) = self.blocks(num_combines);
+        let (blocks, blocks_of_row) = self.blocks(split);
         let combine = CombineParams {
             plan: params.plan,
             o: params.o,
@@ -131,7 +169,7 @@ impl Combine {
         };
         let launch = Launch {
             grid: [blocks_of("qo_indptr and kv_len", blocks)?, 1, 1],
-            threads: self.row.threads,
+            threads: self.threads(split),
             cluster: 1,
             dependent: self.dependent,
             stream,

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::candidates::Candidates;
-use super::combine::Combine;
+use super::combine::{Combine, SplitRows};
 use super::fold_scales::FoldScales;
 use super::kernel::Run;
 use super::mask_items::{MaskItems, Places};
@@ -67,7 +67,7 @@ struct Planned {
     /// Where a mask of items has room.
     items_mask: u64,
     num_items: usize,
-    num_combines: usize,
+    split: SplitRows,
     /// Query rows of the largest item, or the most there can be.
     q_tile: u32,
     q_tile_is_exact: bool,
@@ -177,7 +177,7 @@ impl CudaAttention {
         planned.has_few_keys = self.has_few_keys(batch) && self.is_of_parts(work);
         if !self.desc.graph {
             planned.num_items = counts.items;
-            planned.num_combines = counts.combines;
+            planned.split = SplitRows::Exactly(counts.combines);
             let requests =
                 (0..batch.batch_size()).filter(|&b| batch.planned.include(batch.qo_len(b)));
             planned.num_keys = requests.clone().map(|b| u64::from(batch.num_keys(b))).sum();
@@ -275,7 +275,7 @@ impl CudaAttention {
             lse: base + (self.regions.own + lse_at(&self.capacity, &self.desc)) as u64,
             items_mask: base + (self.regions.own + items_at(&self.capacity, &self.desc)) as u64,
             num_items: self.capacity.counts.items,
-            num_combines: self.capacity.counts.combines,
+            split: SplitRows::UpTo(self.capacity.counts.combines),
             q_tile: self.tilings().most_rows_of_item(),
             q_tile_is_exact: false,
             has_few_keys: false,
@@ -495,10 +495,10 @@ impl CudaAttention {
             kernel.launch(&current, items, planned.num_requests, stream)?;
         }
         kernel.launch(&current, &run, stream)?;
-        if planned.num_combines > 0 {
+        if planned.split.most() > 0 {
             let of_parts = (&kernel.of_parts(&run), earlier.sum.as_ref());
             self.combine
-                .launch(&current, of_parts, planned.num_combines, stream)?;
+                .launch(&current, of_parts, planned.split, stream)?;
         }
         if let Some(rounded) = rounded.filter(|_| last.is_none()) {
             let num_tokens = planned.num_tokens;
