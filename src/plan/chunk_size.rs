@@ -67,13 +67,11 @@ pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
     }
 }
 
-/// Units that a tile of the longest request sees, of which there are so many: under a window, no more than its rows and the window
-/// span.
+/// Units that a tile of the longest request sees, of which there are so many.
 fn most_units_of_tile(batch: &HostBatch<'_>, tiling: &Tiling, most_units: u32) -> u32 {
-    batch.window_left.map_or(most_units, |left| {
-        let span = left.saturating_add(tiling.q_tile);
-        most_units.min(span.div_ceil(tiling.kv_unit) + 1)
-    })
+    let seen = batch.most_seen(u32::MAX, tiling.q_tile);
+    // They may begin within a unit.
+    most_units.min(seen.div_ceil(tiling.kv_unit).saturating_add(1))
 }
 
 /// By an eighth: what ends late has the memory to itself, so that less does not show.

@@ -180,6 +180,13 @@ impl<'a> HostBatch<'a> {
         keys.end - keys.start
     }
 
+    /// Of so many keys of a request, how many the rows of one tile see at most: under a window, no more than its rows and the window
+    /// span.
+    pub fn most_seen(&self, keys: u32, rows_of_tile: u32) -> u32 {
+        self.window_left
+            .map_or(keys, |left| keys.min(left.saturating_add(rows_of_tile)))
+    }
+
     /// Page ids that only the device knows.
     pub fn are_page_ids_on_device(&self) -> bool {
         let (Pages::Csr { ids, .. } | Pages::Table { ids, .. }) = self.pages else {

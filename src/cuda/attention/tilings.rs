@@ -68,12 +68,17 @@ impl Tilings<'_> {
         most.min(self.desc.max_qo_len)
     }
 
-    /// Whether the host cuts a batch in tiles of one part, because its requests have few keys.
+    /// Whether the host cuts a batch in tiles of one part, because each of them sees few keys.
     pub fn has_few_keys(self, batch: &HostBatch<'_>) -> bool {
         let most = self.few_keys();
+        if most == 0 {
+            return false;
+        }
+        let rows = self.of_desc().of_few_keys().q_tile;
         let is_planned = |&b: &usize| batch.planned_rows(b) > 0;
-        let mut requests = (0..batch.batch_size()).filter(is_planned);
-        most > 0 && requests.all(|b| batch.kv_len[b] as u32 <= most)
+        (0..batch.batch_size())
+            .filter(is_planned)
+            .all(|b| batch.most_seen(batch.kv_len[b] as u32, rows) <= most)
     }
 
     /// Keys of a request up to which batches may be cut in tiles of one part.
