@@ -1,5 +1,5 @@
 //! Batches whose requests have few keys, which Hopper takes in tiles of one warpgroup: by handles for no others, and by
-//! handles for any that see such a batch between others.
+//! handles for any that see such a batch between others. And requests of many keys, of which a window leaves few to a tile.
 
 use crate::common::instance::{LayerData, Planned};
 use crate::common::memory::{HostMemory, Memory};
@@ -131,6 +131,58 @@ pub fn few_keys_between_many() {
                 let got = planned.run(&LayerData::new(&DeviceMemory, problem));
                 assert_right(problem, &got.unwrap());
             }
+        }
+    }
+}
+
+/// Requests of many keys within a window that the plan knows, and then by a plan that does not. What a full mask leaves on the right
+/// of a row is the window's for some layers, and all keys for others.
+pub fn few_keys_in_windows() {
+    let session = session();
+    let lens = [
+        (1, 3000),
+        (700, 2500),
+        (90, 90),
+        (20, 1111),
+        (1, 1),
+        (333, 5000),
+    ];
+    for (heads, dim, page_size, kv_dtype) in [
+        ((8, 1), 64, 16, DType::BF16),
+        ((6, 2), 64, 1, DType::BF16),
+        ((14, 2), 64, 64, DType::F8E4M3),
+        ((8, 2), 128, 16, DType::BF16),
+        ((4, 4), 128, 3, DType::F8E4M3),
+        ((6, 2), 80, 16, DType::BF16),
+    ] {
+        for (mask, window) in [
+            (MaskKind::Causal, (100, -1)),
+            (MaskKind::Full, (40, 30)),
+            (MaskKind::Full, (60, -1)),
+            (MaskKind::Bits(Pattern::Random(0.7)), (50, 10)),
+        ] {
+            let problem = Problem {
+                layer: Layer {
+                    mask,
+                    window: Some(window),
+                    sinks: true,
+                    ..Layer::plain()
+                },
+                storage: Storage::paged(page_size),
+                kv_dtype,
+                ..Problem::plain(&lens)
+                    .of(DType::BF16)
+                    .heads(heads.0, heads.1, dim)
+            };
+            let handle = session.attention(problem.desc()).unwrap();
+            let left = problem.window_to_plan_for();
+            assert!(left.is_some());
+            let mut planned =
+                Planned::within(left, handle, &DeviceMemory, &HostMemory, &problem).unwrap();
+            let layer = LayerData::new(&DeviceMemory, &problem);
+            assert_right(&problem, &planned.run(&layer).unwrap());
+            planned.replan(&HostMemory, &problem).unwrap();
+            assert_right(&problem, &planned.run(&layer).unwrap());
         }
     }
 }

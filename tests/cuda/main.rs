@@ -76,10 +76,12 @@ fn main() -> ExitCode {
         case("many_requests", (), problems::many_requests),
         case("equal_shares", (), problems::equal_shares),
         case("prefill_tail", (), problems::prefill_tail),
+        case("splits_of_few_heads", (), problems::splits_of_few_heads),
         case("decode_tiles", (), problems::decode_tiles),
         case("narrow_tiles", (), problems::narrow_tiles),
         case("few_keys", (), few_keys::few_keys),
         case("few_keys_between_many", (), few_keys::few_keys_between_many),
+        case("few_keys_in_windows", (), few_keys::few_keys_in_windows),
         case(
             "more_parts_than_there_is_room_for",
             (),

@@ -370,6 +370,29 @@ pub fn prefill_tail() {
     }
 }
 
+/// Many split rows of fewer heads than a block of the combine kernel has warps.
+pub fn splits_of_few_heads() {
+    let session = session();
+    for (heads, dim, sinks) in [
+        (1, 64, false),
+        (2, 128, true),
+        (3, 96, false),
+        (7, 64, true),
+    ] {
+        let problem = Problem {
+            kind: Kind::Prefill,
+            layer: Layer {
+                sinks,
+                ..Layer::plain()
+            },
+            ..Problem::plain(&[(1300, 2900), (0, 7), (1, 40)])
+                .of(DType::BF16)
+                .heads(heads, 1, dim)
+        };
+        assert_right_by_both_plans(&*session, &problem);
+    }
+}
+
 /// Drafts with more rows than the decode kernels have: requests of several tiles, the last ones cut, and of one tile, in equal
 /// shares. Some are shorter, and one is idle.
 pub fn decode_tiles() {
