@@ -172,6 +172,11 @@ fn main() -> ExitCode {
             prefill_widened_forms::layers,
         ),
         case(
+            "prefill_widened_forms_masks",
+            (),
+            prefill_widened_forms::masks_of_widths,
+        ),
+        case(
             "prefill_widened_forms_splits",
             (),
             prefill_widened_forms::splits,

@@ -14,7 +14,7 @@ use crate::problems::{
     solve_with, with_a_page,
 };
 use folio::dtype::DType;
-use folio::problem::{CacheForm, KvLayout, LogBase};
+use folio::problem::{CacheForm, Kind, KvLayout, LogBase};
 
 /// A form and its elements, those of q where there are none.
 const FORMS: [(CacheForm, Option<DType>); 8] = [
@@ -195,6 +195,40 @@ pub fn layers() {
                 true => assert_right_over_rows(&problem, &got),
                 false => assert_right(&problem, &got),
             }
+        }
+    }
+}
+
+/// Masks that positions do not say, at widths whose tiles under them have other rows: in some no item has room.
+pub fn masks_of_widths() {
+    let session = session();
+    let layers = [
+        Layer {
+            alibi: Some(Alibi::Linear),
+            ..Layer::plain()
+        },
+        Layer {
+            mask: MaskKind::Bits(Pattern::Random(0.5)),
+            ..Layer::plain()
+        },
+    ];
+    for (n, dim) in [64, 80, 112, 128, 136, 152, 160, 168, 192, 256]
+        .into_iter()
+        .enumerate()
+    {
+        for (kind, lens) in [
+            (Kind::Prefill, [(150, 150), (200, 90), (90, 300)]),
+            (Kind::Decode, [(49, 150), (33, 0), (7, 300)]),
+        ] {
+            let problem = Problem {
+                kind,
+                storage: paged(16, KvLayout::Nhd),
+                layer: layers[n % 2].clone(),
+                batch_invariant: n % 3 == 0,
+                ..problem(&lens, TYPES[n / 2 % 2], FORMS[2 + n % 4]).heads(8, 2, dim)
+            };
+            let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+            assert_right(&problem, &got);
         }
     }
 }

@@ -402,6 +402,11 @@ pub const CASES: &[Case<Setup>] = &[
         prefill_widened::portable_takes_other_runs_over_forms,
     ),
     case(
+        "launch_prefill_under_masks_over_forms",
+        BACKEND,
+        prefill_widened::masks_take_no_items_of_wider_tiles,
+    ),
+    case(
         "launch_prefill_copied_from_small_pages",
         BACKEND,
         prefill_widened::small_pages,

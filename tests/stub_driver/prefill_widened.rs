@@ -329,7 +329,7 @@ fn prompts_over(form: CacheForm, q_dtype: DType) -> AttentionDesc {
 
 fn arguments_over(desc: &AttentionDesc, rows: i64) -> AttentionArgs {
     let (form, element) = (desc.kv_format.form(), desc.kv_format.element);
-    let (heads, dim) = (i64::from(HEADS), i64::from(DIM));
+    let (heads, dim) = (i64::from(HEADS), i64::from(desc.head_dim_qk));
     let rows_of = |address, is_key| {
         let shape: &[i64] = match (form, is_key) {
             (CacheForm::PackedKeys, true) => &[40, heads, 16, 16, 8],
@@ -559,4 +559,33 @@ pub fn portable_takes_other_runs_over_forms() {
     let launches = launches(&recorder, &planned(desc, 1000), &masked);
     assert_eq!(launches[0].name(), "folio_widen_places");
     assert_eq!(launches[3].name(), "folio_prefill_sm90_masked");
+}
+
+/// Items are cut for tiles of 192 rows at head_dims of 136 to 160. Under masks tiles have 128 there, and would leave out the others.
+pub fn masks_take_no_items_of_wider_tiles() {
+    let recorder = recorder_of_forms();
+    for (dim, is_widened) in [
+        (120, true),
+        (128, true),
+        (136, false),
+        (160, false),
+        (168, true),
+        (256, true),
+    ] {
+        let desc = AttentionDesc {
+            head_dim_qk: dim,
+            head_dim_vo: dim,
+            ..prompts_over(CacheForm::ChannelScales, DType::F16)
+        };
+        let handle = planned(desc, 1000);
+        let args = arguments_over(&desc, 1000);
+        let plain = launches(&recorder, &handle, &args);
+        assert_eq!(plain[0].name(), "folio_widen_places", "{dim}");
+        let masked = launches(&recorder, &handle, &under_a_mask(&args, 1000));
+        let first = match is_widened {
+            true => "folio_widen_places",
+            false => "folio_attention_stored",
+        };
+        assert_eq!(masked[0].name(), first, "{dim}");
+    }
 }
