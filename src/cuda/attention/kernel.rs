@@ -31,8 +31,8 @@ pub struct Run<'a> {
     pub q_tile: u32,
     /// An item has as many: the host cut the batch, and the launch serves no other one.
     pub q_tile_is_exact: bool,
-    /// Requests have no more keys than [`AttentionKernel::few_keys`], and items no more rows than a part of a tile; the launch
-    /// serves no other batch.
+    /// A window leaves no more keys to a tile than [`AttentionKernel::few_keys`], and items have no more rows than a part of a tile;
+    /// the launch serves no other batch.
     pub has_few_keys: bool,
     /// Keys of all requests together, or the most there can be where only the device knows.
     pub num_keys: u64,
@@ -122,8 +122,8 @@ pub trait AttentionKernel: Send + Sync {
         None
     }
 
-    /// Keys of a request up to which it is faster by tiles of one part, where it may choose them by plan. Then batches whose
-    /// requests have no more are cut in these.
+    /// Keys up to which a tile is faster with one part, where it may be chosen by plan. Then batches whose tiles see no more are cut
+    /// in these.
     fn few_keys(&self) -> u32 {
         0
     }
