@@ -220,6 +220,7 @@ pub const CASES: &[Case<Setup>] = &[
         backend::launch_failure,
     ),
     case("few_keys_plans", BACKEND, few_keys::plans_of_few_keys),
+    case("few_keys_in_windows", BACKEND, few_keys::plans_of_windows),
     case("few_keys_handles", BACKEND, few_keys::handles_of_few_keys),
     case("few_keys_runs", BACKEND, few_keys::runs_of_few_keys),
     case("launch_decode_by_tma", BACKEND, launches::decode_by_tma),
@@ -257,6 +258,11 @@ pub const CASES: &[Case<Setup>] = &[
         "launch_combines_of_a_graph",
         BACKEND,
         launches::combines_of_a_graph,
+    ),
+    case(
+        "launch_combines_of_few_heads",
+        BACKEND,
+        launches::combines_of_few_heads,
     ),
     case(
         "launch_page_ids_on_the_device",

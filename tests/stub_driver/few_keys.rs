@@ -1,5 +1,5 @@
-//! Which plans the Hopper prefill kernel of one warpgroup takes: those whose requests have few keys, where a launch serves
-//! no other plan or there is none.
+//! Which plans the Hopper prefill kernel of one warpgroup takes: those whose tiles see few keys, where a launch serves no
+//! other plan or there is none.
 
 use folio::api::BatchInput;
 use folio::cuda::prefill_params::PrefillParams;
@@ -34,15 +34,15 @@ fn rows(address: usize, tokens: i32) -> Tensor {
 
 /// The launch for two requests of so many rows each, and so many keys.
 fn launch(recorder: &Recorder, handle: &mut Handle, qo_len: i32, kv_len: [i32; 2]) -> Launched {
-    launch_with(recorder, handle, qo_len, kv_len, |_| {})
+    launch_with(recorder, handle, qo_len, (kv_len, None), |_| {})
 }
 
-/// The same with more arguments.
+/// The same with a plan for a window, and with more arguments.
 fn launch_with(
     recorder: &Recorder,
     handle: &mut Handle,
     qo_len: i32,
-    kv_len: [i32; 2],
+    (kv_len, window_left): ([i32; 2], Option<u32>),
     more: impl Fn(&mut AttentionArgs),
 ) -> Launched {
     let keys = kv_len[0] + kv_len[1];
@@ -51,6 +51,7 @@ fn launch_with(
     let batch = BatchInput {
         qo_indptr: host_tensor(&qo_indptr, &[3]),
         kv_indptr: host_tensor(&kv_indptr, &[3]),
+        window_left,
         ..BatchInput::default()
     };
     handle.plan(&batch, OURS).unwrap();
@@ -87,6 +88,23 @@ pub fn plans_of_few_keys() {
     }
 }
 
+/// Of many keys a window leaves few to a tile: those before each of its rows, and the rows' own.
+pub fn plans_of_windows() {
+    let recorder = recorder();
+    let threads = |graph, window_left| {
+        let mut handle = Handle::of(&context(), prompts(4096, graph)).unwrap();
+        let lens = ([4000, 3000], window_left);
+        launch_with(&recorder, &mut handle, 1000, lens, |args| {
+            args.window.left = window_left;
+        })
+        .block[0]
+    };
+    assert_eq!(threads(false, None), ANY);
+    assert_eq!(threads(false, Some(256 - 64)), FEW);
+    assert_eq!(threads(false, Some(257 - 64)), ANY);
+    assert_eq!(threads(true, Some(100)), ANY);
+}
+
 /// Where a launch serves other plans too, and where a request has the same tiles in all, only the desc decides.
 pub fn handles_of_few_keys() {
     let recorder = recorder();
@@ -113,7 +131,7 @@ pub fn runs_of_few_keys() {
     for max_kv_len in [256, 4096] {
         let mut handle = Handle::of(&context(), prompts(max_kv_len, false)).unwrap();
         let mut kernel = |more: &dyn Fn(&mut AttentionArgs)| {
-            let launched = launch_with(&recorder, &mut handle, 150, [256, 200], more);
+            let launched = launch_with(&recorder, &mut handle, 150, ([256, 200], None), more);
             assert_eq!(launched.block[0], FEW);
             assert_eq!(launched.maps()[1].boxes[..2], [64, 64]);
             launched.name().to_owned()

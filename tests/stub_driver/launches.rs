@@ -612,6 +612,47 @@ pub fn combines_of_a_graph() {
     }
 }
 
+/// Where each warp takes all parts of a head, since many rows are split, blocks have no more warps than a row has heads. Not where
+/// only the device knows how many rows are split, nor where the order of parts may not depend on that.
+pub fn combines_of_few_heads() {
+    let recorder = recorder();
+    let threads = |heads: u32, rows: i32, [graph, batch_invariant]: [bool; 2]| {
+        let desc = AttentionDesc {
+            kind: Kind::Prefill,
+            num_qo_heads: heads,
+            num_kv_heads: 1,
+            max_qo_len: 4096,
+            max_num_tokens: 4096,
+            graph,
+            batch_invariant,
+            ..grouped(16)
+        };
+        let mut handle = Handle::of(&context(), desc).unwrap();
+        let table = vec![0; 500];
+        let batch = BatchInput {
+            qo_indptr: host_tensor(&[0, rows], &[2]),
+            kv_len: host_tensor(&[8000], &[1]),
+            block_table: host_tensor(&table, &[1, 500]),
+            ..BatchInput::default()
+        };
+        handle.plan(&batch, OURS).unwrap();
+        let tensor = |address, shape: &[i64]| at(address, DType::BF16, shape, None);
+        let of_rows = |address| tensor(address, &[rows.into(), heads.into(), DIM]);
+        let cache = |address| tensor(address, &[PAGES, 16, 1, DIM]);
+        let args = AttentionArgs::new(of_rows(Q), cache(K), cache(V), of_rows(O));
+        let launched = launches(&recorder, &handle, &args);
+        let combine = launched.last().unwrap();
+        assert_eq!(combine.name(), "folio_combine");
+        combine.block[0]
+    };
+    let eager = [false, false];
+    for (heads, expected) in [(1, 32), (2, 64), (4, 128), (7, 224), (8, 256)] {
+        assert_eq!(threads(heads, 1200, eager), expected, "{heads} heads");
+    }
+    assert_eq!(threads(2, 100, eager), 256);
+    assert_eq!(threads(2, 1200, [true, false]), 256);
+}
+
 /// Page ids on the device are found where the host keeps them: by the rows of a block table, and by the
 /// offsets of CSR.
 pub fn page_ids_on_the_device() {
