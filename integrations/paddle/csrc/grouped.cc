@@ -284,6 +284,8 @@ void attend(const Tensor &storage, const folio::Tensor &queries, int64_t num_tok
         args.flags |= FOLIO_RUN_WINDOW;
         args.window_left = mask.sliding_window - 1;
         args.window_right = -1;
+        batch.flags |= FOLIO_BATCH_WINDOW;
+        batch.window_left = args.window_left;
     }
     const FactorViews factors(caches);
     factors.put(args);
