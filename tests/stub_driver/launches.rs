@@ -616,23 +616,37 @@ pub fn combines_of_a_graph() {
 /// only the device knows how many rows are split, nor where the order of parts may not depend on that.
 pub fn combines_of_few_heads() {
     let recorder = recorder();
-    let threads = |heads: u32, rows: i32, [graph, batch_invariant]: [bool; 2]| {
-        let desc = AttentionDesc {
-            kind: Kind::Prefill,
-            num_qo_heads: heads,
-            num_kv_heads: 1,
-            max_qo_len: 4096,
-            max_num_tokens: 4096,
-            graph,
-            batch_invariant,
-            ..grouped(16)
-        };
+    let prompt = |heads: u32, graph| AttentionDesc {
+        kind: Kind::Prefill,
+        num_qo_heads: heads,
+        num_kv_heads: 1,
+        max_qo_len: 4096,
+        max_num_tokens: 4096,
+        graph,
+        ..grouped(16)
+    };
+    let decodes = |heads: u32, batch_invariant| AttentionDesc {
+        num_qo_heads: heads,
+        num_kv_heads: 1,
+        max_batch_size: 600,
+        max_num_tokens: 600,
+        batch_invariant,
+        ..grouped(16)
+    };
+    // Of so many rows, each request's on 8000 keys.
+    let threads = |desc: AttentionDesc, rows: i32| {
+        let requests = if desc.kind == Kind::Prefill { 1 } else { rows };
+        let qo_indptr: Vec<i32> = (0..=requests).map(|b| b * (rows / requests)).collect();
+        let (lengths, heads) = (i64::from(requests), desc.num_qo_heads);
         let mut handle = Handle::of(&context(), desc).unwrap();
-        let table = vec![0; 500];
+        let (kv_len, table) = (
+            vec![8000; lengths as usize],
+            vec![0; 500 * lengths as usize],
+        );
         let batch = BatchInput {
-            qo_indptr: host_tensor(&[0, rows], &[2]),
-            kv_len: host_tensor(&[8000], &[1]),
-            block_table: host_tensor(&table, &[1, 500]),
+            qo_indptr: host_tensor(&qo_indptr, &[lengths + 1]),
+            kv_len: host_tensor(&kv_len, &[lengths]),
+            block_table: host_tensor(&table, &[lengths, 500]),
             ..BatchInput::default()
         };
         handle.plan(&batch, OURS).unwrap();
@@ -645,12 +659,13 @@ pub fn combines_of_few_heads() {
         assert_eq!(combine.name(), "folio_combine");
         combine.block[0]
     };
-    let eager = [false, false];
     for (heads, expected) in [(1, 32), (2, 64), (4, 128), (7, 224), (8, 256)] {
-        assert_eq!(threads(heads, 1200, eager), expected, "{heads} heads");
+        let of_block = threads(prompt(heads, false), 1200);
+        assert_eq!(of_block, expected, "{heads} heads");
     }
-    assert_eq!(threads(2, 100, eager), 256);
-    assert_eq!(threads(2, 1200, [true, false]), 256);
+    assert_eq!(threads(prompt(2, false), 100), 256);
+    assert_eq!(threads(prompt(2, true), 1200), 256);
+    assert_eq!(threads(decodes(2, true), 600), 256);
 }
 
 /// Page ids on the device are found where the host keeps them: by the rows of a block table, and by the

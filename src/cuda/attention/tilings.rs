@@ -81,7 +81,7 @@ impl Tilings<'_> {
             .all(|b| batch.most_seen(batch.kv_len[b] as u32, rows) <= most)
     }
 
-    /// Keys of a request up to which batches may be cut in tiles of one part.
+    /// Keys that a tile sees up to which batches may be cut in tiles of one part.
     fn few_keys(self) -> u32 {
         self.candidates.first().few_keys()
     }
