@@ -15,8 +15,10 @@ use folio::problem::{Kind, LogBase};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-/// Those that the kernel is compiled for.
-const DIMS: [u32; 3] = [64, 128, 256];
+/// Those that the kernel is compiled for, and narrower ones: of a piece, of a box and a part, of two boxes.
+const DIMS: [u32; 10] = [16, 48, 64, 80, 96, 128, 144, 192, 224, 256];
+/// Pages that boxes describe, and pages whose rows are copied one by one.
+const PAGES: [u32; 12] = [1, 1, 3, 4, 8, 16, 20, 24, 32, 64, 128, 256];
 /// The largest part of a row's norm that its error may take: two equal probabilities whose errors, 1/16 each, have
 /// opposite signs, and a little for scores and sums.
 const ROW_ERROR: f64 = 0.068;
@@ -126,14 +128,14 @@ fn problems() -> impl Strategy<Value = Problem> {
         1 => (100u32..=260, 90u32..=400),
     ];
     let heads = prop::sample::select(vec![(1u32, 1u32), (2, 2), (4, 1), (6, 2), (5, 1), (16, 1)]);
-    let page = prop::sample::select(vec![8u32, 16, 24, 32, 64, 128, 256]);
+    let page = prop::sample::select(PAGES.to_vec());
     let o_dtype = prop::sample::select(vec![DType::BF16, DType::F16, DType::F32, DType::F8E4M3]);
     let requests = prop::collection::vec(request, 1..=3);
     let dim = prop::sample::select(DIMS.to_vec());
     (
         requests,
         (heads, dim),
-        (page, 1u32..=3),
+        (page, 0u32..=3),
         o_dtype,
         layers(),
         any::<bool>(),
@@ -142,7 +144,11 @@ fn problems() -> impl Strategy<Value = Problem> {
         .prop_map(
             |(lens, (heads, dim), (page_size, unused_pages), o_dtype, layer, one_hot, seed)| {
                 let (num_qo_heads, num_kv_heads) = heads;
-                let mut storage = Storage::paged(page_size);
+                let is_ragged = page_size == 1 && unused_pages == 0;
+                let mut storage = match is_ragged {
+                    true => Storage::Ragged,
+                    false => Storage::paged(page_size),
+                };
                 if let Storage::Paged {
                     unused_pages: n, ..
                 } = &mut storage
@@ -202,7 +208,8 @@ fn random_problems(
 pub fn long_fp8_products() {
     let session = session();
     let wide_logits = |dim: u32| 4.0 / (dim as f32).sqrt();
-    for dim in DIMS {
+    let storages = [Storage::paged(16), Storage::paged(1), Storage::Ragged];
+    for (dim, storage) in DIMS.into_iter().zip(storages.into_iter().cycle()) {
         for (sm_scale, scales) in [
             (0.0, HeadScales::Absent),
             (wide_logits(dim), HeadScales::Absent),
@@ -218,6 +225,7 @@ pub fn long_fp8_products() {
                         lse: Some(LogBase::E),
                         ..Layer::plain()
                     },
+                    storage,
                     ..problem(lens).heads(4, 2, dim)
                 };
                 let got = solve(&*session, &DeviceMemory, &problem).unwrap();

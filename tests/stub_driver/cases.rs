@@ -327,6 +327,16 @@ pub const CASES: &[Case<Setup>] = &[
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
     case(
+        "launch_prefill_products_in_fp8",
+        BACKEND,
+        prefill_rows::products_in_fp8,
+    ),
+    case(
+        "launch_prefill_products_in_fp8_of_uneven_rows",
+        BACKEND,
+        prefill_rows::products_in_fp8_of_uneven_rows,
+    ),
+    case(
         "launch_prefill_types_of_queries",
         BACKEND,
         prefill_rows::types_of_queries,
@@ -350,6 +360,11 @@ pub const CASES: &[Case<Setup>] = &[
     case("launch_prefill_outputs", BACKEND, prefill_rows::outputs),
     case("launch_mixed_by_the_batch", BACKEND, mixed::decodes_apart),
     case("launch_mixed_with_drafts", BACKEND, mixed::drafts_apart),
+    case(
+        "launch_mixed_with_products_in_fp8",
+        BACKEND,
+        mixed::decodes_apart_from_products_in_fp8,
+    ),
     case("launch_mixed_of_a_graph", BACKEND, mixed::of_a_graph),
     case(
         "launch_mixed_on_the_device",

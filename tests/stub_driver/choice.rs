@@ -111,11 +111,15 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         (e4m3, "prefill_sm90a_e4m3_d128_q192_paged", ""),
         (of_width(64), "prefill_sm90a_e4m3_d64_q192_paged", ""),
         (of_width(256), "prefill_sm90a_e4m3_d256_q128_paged", ""),
+        (of_width(96), "prefill_sm90a_e4m3_d128_q192_paged", ""),
+        (of_width(160), "prefill_sm90a_e4m3_d256_q128_paged", ""),
+        // Rows of 72 bytes are no whole number of pieces.
+        (of_width(72), "prefill_sm80_f16_kve4m3_d128_q128", "dtypes"),
         (e5m2, "prefill_sm80_f16_kve5m2_d128_q128", "dtypes"),
         (e4m3_decode, "decode_sm90a_f16_kve4m3_d128_q8_tma", ""),
         (
             e4m3_small_pages,
-            "prefill_sm80_f16_kve4m3_d128_q128",
+            "prefill_sm90a_e4m3_d128_q192_rows",
             "page_size",
         ),
         (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),

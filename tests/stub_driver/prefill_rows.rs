@@ -3,6 +3,7 @@
 
 use folio::api::BatchInput;
 use folio::cuda::params::{GenericParams, QUERIES_BF16};
+use folio::cuda::prefill_fp8_params::PrefillFp8Params;
 use folio::cuda::prefill_params::{O_DTYPE_SHIFT, PrefillParams};
 use folio::dtype::DType;
 use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage, Mask};
@@ -84,6 +85,8 @@ fn run_with(
     recorder.expect::<PrefillParams>("folio_prefill_sm90_capped");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_biased");
     recorder.expect::<PrefillParams>("folio_prefill_sm90_rows");
+    recorder.expect::<PrefillFp8Params>("folio_prefill_fp8_sm90");
+    recorder.expect::<PrefillFp8Params>("folio_prefill_fp8_sm90_rows");
     recorder.expect::<GenericParams>("folio_attention");
     let mut handle = Handle::of(&context(), desc).unwrap();
     let columns = (KEYS as u32).div_ceil(desc.kv.page_size()) as i32;
@@ -189,6 +192,51 @@ pub fn fp8() {
             }
         }
     }
+}
+
+/// Products in e4m3 are of boxes where a page is described by some, and otherwise of rows, with no map but that of q. Rows of
+/// fewer elements than a tile's are told.
+pub fn products_in_fp8() {
+    let boxes = ("_paged", "folio_prefill_fp8_sm90", 3);
+    let rows = ("_rows", "folio_prefill_fp8_sm90_rows", 1);
+    let of_16 = 16 * TOKEN;
+    for (kv, apart, (first, taken, maps)) in [
+        (pages(16), of_16, boxes),
+        (pages(16), of_16 + 16, ("_paged", rows.1, rows.2)),
+        (pages(5), 5 * TOKEN, rows),
+        (pages(1), TOKEN, rows),
+        (RAGGED, TOKEN, rows),
+    ] {
+        let desc = AttentionDesc {
+            q_dtype: DType::F8E4M3,
+            fp8_products: true,
+            ..prompts(kv, DType::F8E4M3)
+        };
+        let [k, v] = [K, V].map(|address| cache(address, DType::F8E4M3, kv, apart));
+        let launch = assert_taken(desc, k, v, first, taken);
+        assert_eq!(launch.maps().len(), maps);
+        let params = launch.params::<PrefillFp8Params>();
+        assert_eq!(params.head_dim_vo, DIM);
+        assert_eq!(params.page_size.divisor, kv.page_size());
+        if maps == 1 {
+            let [page, token] = [apart, TOKEN].map(|stride| (stride / 16) as u32);
+            let in_page = if kv.page_size() > 1 { token } else { 0 };
+            assert_eq!((params.k.page, params.k.token), (page, in_page));
+            assert_eq!((params.v.head, params.v.head_dim), (DIM / 16, DIM));
+        }
+    }
+}
+
+/// Rows that begin within 16 bytes are no pieces, and are the portable kernel's.
+pub fn products_in_fp8_of_uneven_rows() {
+    let kv = pages(1);
+    let desc = AttentionDesc {
+        q_dtype: DType::F8E4M3,
+        fp8_products: true,
+        ..prompts(kv, DType::F8E4M3)
+    };
+    let [k, v] = [K, V + 8].map(|address| cache(address, DType::F8E4M3, kv, TOKEN));
+    assert_taken(desc, k, v, "e4m3_d128_q192_rows", "folio_attention");
 }
 
 /// Over fp8 the kernel is one for fp16, which is told of queries in bf16; other kernels are of the queries' type.

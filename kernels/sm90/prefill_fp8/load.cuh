@@ -1,11 +1,11 @@
 // The loading warp of the Hopper fp8 prefill kernel: it picks the tiles of the CTA, publishes their records and where their
-// blocks lie, and loads Q and K by TMA. Values are loaded where they are transposed, by transpose.cuh. No arithmetic on
-// elements.
+// blocks lie, and loads Q and K by TMA, or rows of K one by one. Values are loaded where they are transposed, by
+// transpose.cuh. No arithmetic on elements.
 //
 // A box takes the warp 65 clocks and what comes before a tile's first keys 3700, where a step takes 2000.
 #pragma once
 
-#include "sm90/prefill_fp8/tile.cuh"
+#include "sm90/prefill_fp8/gather.cuh"
 
 namespace folio::prefill_fp8 {
 
@@ -69,7 +69,13 @@ public:
     // Tiles are items times head blocks; neighbours have the same item. The first is the CTA's by its index.
     __device__ __forceinline__ void run() {
         const Tile *tile = announce(blockIdx.x);
-        while (tile->num_steps != 0) tile = load(*tile);
+        while (tile->num_steps != 0) {
+            if constexpr (GATHERED) {
+                tile = load_rows(*tile);
+            } else {
+                tile = load(*tile);
+            }
+        }
     }
 
 private:
@@ -78,8 +84,10 @@ private:
     __device__ __forceinline__ u32 draw() const { return lane == 0 ? atomicAdd(params.plan.next_tile, 1) : 0; }
 
     __device__ __forceinline__ u32 tile_of(u32 drawn) const {
-        if (lane == 0 && drawn == num_tiles - 1) *params.plan.next_tile = 0;
-        return __shfl_sync(FULL_WARP, drawn, 0) + gridDim.x;
+        if (lane == 0 && drawn + 1 == num_tiles) *params.plan.next_tile = 0;
+        u32 ctas;
+        asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(ctas));
+        return __shfl_sync(FULL_WARP, drawn, 0) + ctas;
     }
 
     // A number beyond the last tile ends the other warps' work.
@@ -115,7 +123,44 @@ private:
         return announce(tile_of(drawn));
     }
 
+    // As `load`, row by row. The warp waits for its copies of a block, and hands them to the matrix unit, once those of the next
+    // are under way; but where there is no room for these yet, at once.
+    __device__ __forceinline__ const Tile *load_rows(const Tile &tile) {
+        RowCursor<BLOCK> rows(all, tile, 0);
+        load_queries(tile);
+        u32 drawn = 0;
+        bool pending = false;
+#pragma unroll 1
+        for (int remaining = tile.num_steps; remaining > 0; --remaining) {
+            if (remaining == min(tile.num_steps, 2)) drawn = draw();
+            const u32 empty = shared + KEY_EMPTY + 8 * block.index(), parity = block.parity() ^ 1;
+            if (pending && !__any_sync(FULL_WARP, mbarrier_test(empty, parity))) {
+                hand_over<0>();
+                pending = false;
+            }
+            mbarrier_wait(empty, parity);
+            rows.copy(params.k, all.k, shared + KEYS + block.index() * KEY_BYTES, remaining == 1);
+            if (pending) hand_over<1>();
+            pending = true;
+            block.advance();
+        }
+        hand_over<0>();
+        return announce(tile_of(drawn));
+    }
+
+    // The block before this one, behind which so many were asked for.
+    template <int BEHIND>
+    __device__ __forceinline__ void hand_over() const {
+        const Ring<STAGES> before{block.count - 1};
+        cp_async_wait<BEHIND>();
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared + KEY_FULL + 8 * before.index());
+    }
+
+    // Of the tile that was announced last.
     __device__ __forceinline__ void load_queries(const Tile &tile) {
+        const Ring<QUERY_STAGES> query{slot.count - 1};
         const u32 full = shared + QUERY_FULL + 8 * query.index();
         mbarrier_wait(shared + QUERY_EMPTY + 8 * query.index(), query.parity() ^ 1);
         if (lane == 0) mbarrier_arrive_expect(full, CONSUMERS * QUERY_BYTES);
@@ -125,7 +170,6 @@ private:
             tma_load_4d(shared + QUERIES + query.index() * CONSUMERS * QUERY_BYTES + lane * QUERY_PART, q_map, full,
                         part * COLUMNS, tile.head, tile.token + group * (GROUP_ROWS >> tile.pack_shift), 0);
         }
-        query.advance();
     }
 
     // Tells the transposing warps where the boxes of a block begin.
@@ -159,7 +203,6 @@ private:
     const FolioAttentionParams &params;
     const TensorMap *q_map, *k_map;
     u32 shared, lane, head_blocks, num_tiles;
-    Ring<QUERY_STAGES> query;
     Ring<STAGES> block;
     Ring<PLACES> place;
     Ring<TILE_SLOTS> slot;

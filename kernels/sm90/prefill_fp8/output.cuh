@@ -26,8 +26,8 @@ struct Destination {
         scale = whole ? p.v_scale * value_scale(p, tile.kv_head, tile.request) / p.o_scale
                       : part_scale(p, tile.kv_head, tile.request);
         const u32 size = dtype == FOLIO_F32 ? 4 : dtype == FOLIO_F16 || dtype == FOLIO_BF16 ? 2 : 1;
-        const i64 token_stride = whole ? p.o.stride_token : static_cast<i64>(p.num_qo_heads) * DIM;
-        const i64 head_stride = whole ? p.o.stride_head : DIM;
+        const i64 token_stride = whole ? p.o.stride_token : static_cast<i64>(p.num_qo_heads) * params.head_dim_vo;
+        const i64 head_stride = whole ? p.o.stride_head : params.head_dim_vo;
         u8 *const base = whole ? static_cast<u8 *>(p.o.data) : reinterpret_cast<u8 *>(p.plan.partial_o);
         const u32 first_token = whole ? tile.token : tile.partial;
 #pragma unroll
@@ -74,7 +74,8 @@ __device__ __forceinline__ void store_words(u8 *at, const u32 *words) {
 // are made before the first is stored, because a store reads its registers late: 1 % of the time of 4 x 4k. Those of 256
 // columns are made a row at a time, because registers are short.
 template <class Element>
-__device__ __forceinline__ void store_rows_as(const Output &o, const float (&factor)[2], const Destination &to) {
+__device__ __forceinline__ void store_rows_as(const Output &o, const float (&factor)[2], const Destination &to,
+                                              u32 head_dim) {
     constexpr u32 SIZE = sizeof(typename Element::Storage);
     constexpr int TOGETHER = DIM > 128 ? 1 : 2;
     u32 words[TOGETHER][DIM / 16 * SIZE];
@@ -96,19 +97,22 @@ __device__ __forceinline__ void store_rows_as(const Output &o, const float (&fac
             if (!to.exists[r]) continue;
 #pragma unroll
             for (u32 block = 0; block < DIM / 16; ++block) {
-                store_words<SIZE>(to.row[r] + 16 * SIZE * block, words[r - first] + block * SIZE);
+                if (16 * block < head_dim) {
+                    store_words<SIZE>(to.row[r] + 16 * SIZE * block, words[r - first] + block * SIZE);
+                }
             }
         }
     }
 }
 
-__device__ __forceinline__ void store_rows(const Output &o, const float (&factor)[2], const Destination &to) {
-    if (to.dtype == FOLIO_BF16) return store_rows_as<bf16>(o, factor, to);
+__device__ __forceinline__ void store_rows(const Output &o, const float (&factor)[2], const Destination &to,
+                                           u32 head_dim) {
+    if (to.dtype == FOLIO_BF16) return store_rows_as<bf16>(o, factor, to, head_dim);
     switch (to.dtype) {
-        case FOLIO_F32: return store_rows_as<f32>(o, factor, to);
-        case FOLIO_F16: return store_rows_as<f16>(o, factor, to);
-        case FOLIO_E4M3: return store_rows_as<e4m3>(o, factor, to);
-        default: return store_rows_as<e5m2>(o, factor, to);
+        case FOLIO_F32: return store_rows_as<f32>(o, factor, to, head_dim);
+        case FOLIO_F16: return store_rows_as<f16>(o, factor, to, head_dim);
+        case FOLIO_E4M3: return store_rows_as<e4m3>(o, factor, to, head_dim);
+        default: return store_rows_as<e5m2>(o, factor, to, head_dim);
     }
 }
 
@@ -122,8 +126,9 @@ __device__ __forceinline__ void store_lse(const FolioAttentionParams &p, const T
     }
 }
 
-__device__ __forceinline__ void store_output(const FolioAttentionParams &p, const Tile &tile, const Output &o,
+__device__ __forceinline__ void store_output(const FolioPrefillFp8Params &params, const Tile &tile, const Output &o,
                                              const Rows &rows, const Destination &to) {
+    const FolioAttentionParams &p = params.attention;
     RowState state[2];
     float factor[2];
 #pragma unroll
@@ -144,7 +149,7 @@ __device__ __forceinline__ void store_output(const FolioAttentionParams &p, cons
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = state[r].sum == 0.0f ? 0.0f : __fdividef(factor[r], state[r].sum);
-    store_rows(o, factor, to);
+    store_rows(o, factor, to, params.head_dim_vo);
 }
 
 }  // namespace folio::prefill_fp8

@@ -1,6 +1,6 @@
 // Prefill attention on Hopper with queries, keys, probabilities and values in e4m3: wgmma multiplies them at twice the
-// rate of 16 bits. Only for handles that permit probabilities in e4m3. Paged caches with pages of a multiple of 8 tokens,
-// head_dim 64, 128 and 256, any type of output. Causal or full, windows, soft cap, sinks, scales of heads and of requests,
+// rate of 16 bits. Only for handles that permit probabilities in e4m3. Caches by boxes where pages are multiples of 8
+// tokens, or row by row; head_dims up to 64, 128 and 256, any type of output. Causal or full, windows, soft cap, sinks, scales of heads and of requests,
 // log-sum-exp. Custom masks, mm-prefix and ALiBi are the portable kernel's.
 //
 // Four warpgroups, one CTA per multiprocessor, persistent: a warp loads queries and keys, two to four load values and
@@ -66,7 +66,7 @@ public:
             // Also without a next tile, when the buffers hold old data and the result is not used: a wgmma in a
             // branch would serialise the pipeline.
             start_scores(s);
-            store_output(params, *tile, o, rows, destination);
+            store_output(all, *tile, o, rows, destination);
             __syncwarp();
             release(read);
             if (!more) break;
@@ -300,39 +300,50 @@ __device__ __forceinline__ void write_ones(u32 shared) {
     fence_proxy_async();
 }
 
-}  // namespace folio::prefill_fp8
-
-// Grid: any number of CTAs, FOLIO_THREADS each.
-extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
-    folio_prefill_fp8_sm90(const __grid_constant__ FolioPrefillFp8Params params,
-                           const __grid_constant__ folio::TensorMap q_map,
-                           const __grid_constant__ folio::TensorMap k_map,
-                           const __grid_constant__ folio::TensorMap v_map) {
-    using namespace folio;
-    using namespace folio::prefill_fp8;
+// The maps of K and V are not read where rows are gathered.
+__device__ __forceinline__ void attend(const FolioPrefillFp8Params &params, const TensorMap *q_map,
+                                       const TensorMap *k_map, const TensorMap *v_map) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     const u32 shared = shared_address(shared_bytes);
     if (threadIdx.x == 0) init_barriers(shared);
-    if (threadIdx.x == 32) tensor_map_prefetch(&q_map);
-    if (threadIdx.x == 64) tensor_map_prefetch(&k_map);
-    if (threadIdx.x == 96) tensor_map_prefetch(&v_map);
+    if (threadIdx.x == 32) tensor_map_prefetch(q_map);
+    if (!GATHERED && threadIdx.x == 64) tensor_map_prefetch(k_map);
+    if (!GATHERED && threadIdx.x == 96) tensor_map_prefetch(v_map);
     write_ones(shared);
     __syncthreads();
     wait_for_prerequisites();
-    // The launch bound gives 512 threads 128 registers each: 4 * 128 = 32 + 3 * 160 = 2 * 40 + 2 * 216.
     if (threadIdx.x < PRODUCERS * WARPGROUP) {
-        registers_shrink<PRODUCERS == 1 ? 32 : 40>();
+        registers_shrink<PRODUCER_REGISTERS>();
         const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
         if (warp == 0) {
             allow_idle_dependents(params.attention.plan);
-            Loader(params, &q_map, &k_map, shared_bytes).run();
+            Loader(params, q_map, k_map, shared_bytes).run();
         } else if (warp <= TRANSPOSERS) {
-            Transposer(params, &v_map, shared).run();
+            Transposer(params, v_map, shared).run();
         }
     } else {
-        registers_grow<PRODUCERS == 1 ? 160 : 216>();
+        registers_grow<CONSUMER_REGISTERS>();
         Consumer(params, shared).run();
         // Not earlier: waiting CTAs of the next grid on idle multiprocessors slow this one down.
         allow_dependents();
     }
 }
+
+}  // namespace folio::prefill_fp8
+
+// Grid: any number of CTAs, FOLIO_THREADS each.
+#if FOLIO_GATHERED
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_fp8_sm90_rows(const __grid_constant__ FolioPrefillFp8Params params,
+                                const __grid_constant__ folio::TensorMap q_map) {
+    folio::prefill_fp8::attend(params, &q_map, nullptr, nullptr);
+}
+#else
+extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
+    folio_prefill_fp8_sm90(const __grid_constant__ FolioPrefillFp8Params params,
+                           const __grid_constant__ folio::TensorMap q_map,
+                           const __grid_constant__ folio::TensorMap k_map,
+                           const __grid_constant__ folio::TensorMap v_map) {
+    folio::prefill_fp8::attend(params, &q_map, &k_map, &v_map);
+}
+#endif

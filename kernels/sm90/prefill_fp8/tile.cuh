@@ -18,9 +18,16 @@ constexpr int CONSUMERS = FOLIO_Q_TILE / GROUP_ROWS;
 constexpr int PRODUCERS = FOLIO_THREADS / WARPGROUP - CONSUMERS;  // warpgroups that load and transpose, the first ones
 constexpr int BLOCK = FOLIO_KV_TILE;                              // keys of a step
 constexpr int STAGES = 2, QUERY_STAGES = 2;
-constexpr int TILE_SLOTS = 4;  // records of tiles that some warp of the CTA still reads
+constexpr bool GATHERED = FOLIO_GATHERED;  // rows of K and V are copied one by one
+constexpr int TILE_SLOTS = 4;              // records of tiles that some warp of the CTA still reads
 constexpr int TRANSPOSER_KEYS = 4096 / DIM, TRANSPOSERS = BLOCK / TRANSPOSER_KEYS;  // two to four warps
 constexpr int PLACES = 4, MOST_BOXES = BLOCK / 8;  // blocks whose places are known, boxes of a block
+
+// The launch bound gives 512 threads 128 registers each. At head_dim 64 consumers do with fewer, and where rows are copied one by
+// one the others need more.
+constexpr int PRODUCER_REGISTERS = PRODUCERS == 2 ? 40 : GATHERED && DIM == 64 ? 56 : 32;
+constexpr int CONSUMER_REGISTERS = (512 - PRODUCERS * PRODUCER_REGISTERS) / CONSUMERS;
+static_assert(CONSUMER_REGISTERS % 8 == 0);
 
 static_assert(DIM == 64 || DIM == 128 || DIM == 256);
 static_assert(FOLIO_HEAD_DIM_VO == DIM && FOLIO_Q_TILE % GROUP_ROWS == 0 && FOLIO_THREADS % WARPGROUP == 0);
@@ -63,7 +70,8 @@ constexpr u32 VALUE_EMPTY = VALUE_FULL + 8 * STAGES;
 constexpr u32 PLACE_FULL = VALUE_EMPTY + 8 * STAGES;
 constexpr u32 PLACE_READ = PLACE_FULL + 8 * PLACES;
 constexpr u32 PLACE_RECORDS = PLACE_READ + 8 * PLACES;
-static_assert(PLACE_RECORDS + 4 * (MOST_BOXES + 1) * PLACES <= FOLIO_SHARED_BYTES &&
+constexpr u32 ROW_PLACES = PLACE_RECORDS;  // of K's rows, which have no boxes
+static_assert(PLACE_RECORDS + 4 * (GATHERED ? BLOCK : (MOST_BOXES + 1) * PLACES) <= FOLIO_SHARED_BYTES &&
               TILES + 1024 == FOLIO_SHARED_BYTES);
 
 // Position in a ring of DEPTH buffers, and the parity of its barriers: one register.
@@ -125,7 +133,10 @@ __device__ __forceinline__ Place *shared_places() {
 
 // A tile that sees no key still takes one step, of nothing but masked keys.
 __device__ __forceinline__ Tile make_tile(const FolioAttentionParams &params, u32 item_index, u32 head_block) {
-    const Window<i32> window(params);
+    // For every tile anew where registers are short.
+    FolioAttentionParams bounds = params;
+    if (GATHERED) bounds.window_left = kept(bounds.window_left), bounds.window_right = kept(bounds.window_right);
+    const Window<i32> window(bounds);
     const FolioWorkItem item = params.plan.items[item_index];
     Tile tile;
     tile.token = item.q_token;

@@ -1,6 +1,6 @@
 // The transposing warps of the Hopper fp8 prefill kernel. wgmma takes values in e4m3 only with their keys contiguous,
 // which no cache has: two to four warps turn [key][dimension] into [dimension][key]. Each loads its share of a block's
-// keys by TMA.
+// keys by TMA, or row by row.
 //
 // The order within 16 keys becomes 0 1 8 9 | 2 3 10 11 | 4 5 12 13 | 6 7 14 15. It is what a thread's accumulators of
 // Q K give as an operand without a shuffle (softmax.cuh). Of 16 dimensions the even ones come first, in rows 0 to 7,
@@ -8,20 +8,29 @@
 #pragma once
 
 #include "ptx/tma_store.cuh"
-#include "sm90/prefill_fp8/tile.cuh"
+#include "sm90/prefill_fp8/gather.cuh"
 
 namespace folio::prefill_fp8 {
 
 class Transposer {
 public:
     __device__ __forceinline__ Transposer(const FolioPrefillFp8Params &params, const TensorMap *v_map, u32 shared)
-        : params(params.attention), v_map(v_map), shared(shared) {}
+        : all(params), params(params.attention), v_map(v_map), shared(shared) {}
 
     __device__ __forceinline__ void run() {
         Ring<TILE_SLOTS> slot;
         while (true) {
             mbarrier_wait(shared + TILE_FULL + 8 * slot.index(), slot.parity());
             const Tile &tile = shared_tiles()[slot.index()];
+            if constexpr (GATHERED) {
+                const bool ends = tile.num_steps == 0;
+                if (!ends) transpose_rows(tile);
+                __syncwarp();
+                if (lane() == 0) mbarrier_arrive(shared + TILE_READ + 8 * slot.index());
+                slot.advance();
+                if (ends) return;
+                continue;
+            }
             int remaining = tile.num_steps, keys = tile.kv_end - tile.first_block * BLOCK;
             __syncwarp();
             if (lane() == 0) mbarrier_arrive(shared + TILE_READ + 8 * slot.index());
@@ -40,12 +49,41 @@ private:
         return shared + RAW_FULL + 8 * (share() * STAGES + stage);
     }
 
+    // The blocks of a tile. The copies of one are under way while the one behind it is transposed.
+    __device__ __forceinline__ void transpose_rows(const Tile &tile) {
+        int remaining = tile.num_steps, keys = tile.kv_end - tile.first_block * BLOCK;
+        RowCursor<TRANSPOSER_KEYS> rows(all, tile, share() * TRANSPOSER_KEYS);
+        copy(rows, block, remaining == 1);
+#pragma unroll 1
+        for (; remaining > 0; --remaining, keys = BLOCK) {
+            if (remaining > 1) {
+                copy(rows, {block.count + 1}, remaining == 2);
+                cp_async_wait<1>();
+            } else {
+                cp_async_wait<0>();
+            }
+            __syncwarp();
+            transpose_block(keys);
+        }
+    }
+
+    // This warp's keys of a block. The stage is free: this warp has transposed what was in it.
+    __device__ __forceinline__ void copy(RowCursor<TRANSPOSER_KEYS> &rows, Ring<STAGES> to, bool is_last) const {
+        const u32 first = kept(share()) * TRANSPOSER_KEYS;
+        rows.copy(params.v, all.v, shared + RAW_VALUES + to.index() * KEY_BYTES + first * ROW, is_last);
+    }
+
     // One block, of which the first `keys` exist.
     __device__ __forceinline__ void step(int keys) {
 #pragma unroll 1
         while (loads_more()) load();
-        mbarrier_wait(shared + VALUE_EMPTY + 8 * block.index(), block.parity() ^ 1);
         mbarrier_wait(raw_full(block.index()), block.parity());
+        transpose_block(keys);
+    }
+
+    // A block as loaded.
+    __device__ __forceinline__ void transpose_block(int keys) {
+        mbarrier_wait(shared + VALUE_EMPTY + 8 * block.index(), block.parity() ^ 1);
         const u32 lane = kept(this->lane()), stage = block.index(), key = lane % 16;
         const u32 sixteen = share() * (TRANSPOSER_KEYS / 16),
                   piece = sixteen + (STAGES_SHARE_ROWS ? stage * BLOCK / 16 : 0);
@@ -122,6 +160,7 @@ private:
         }
     }
 
+    const FolioPrefillFp8Params &all;
     const FolioAttentionParams &params;
     const TensorMap *v_map;
     u32 shared;

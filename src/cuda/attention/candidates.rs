@@ -244,11 +244,11 @@ impl Special<'_> {
         let desc = self.desc;
         let mut kernels = Vec::new();
         if Sm90PrefillFp8::is_for(desc) {
-            let products = boxed(Sm90PrefillFp8::load(self.loader, self.context, desc)?);
-            if products.is_ok() {
-                return Ok(vec![products]);
+            let products = self.products_in_fp8()?;
+            if products.iter().any(OrLacks::is_ok) {
+                return Ok(products);
             }
-            kernels.push(products);
+            kernels.extend(products);
         }
         kernels.extend(self.prefill_under(Masks::ByPosition)?);
         let masked = self.prefill_under(Masks::Any)?;
@@ -275,6 +275,14 @@ impl Special<'_> {
             false => 0,
         };
         Ok(that_take_items_of_the_first(desc, kernels, most_unit))
+    }
+
+    /// Prefill's kernels whose products are in e4m3.
+    fn products_in_fp8(&self) -> Result<Vec<Found>> {
+        [KeySource::Tma, KeySource::Gather]
+            .into_iter()
+            .map(|keys| Sm90PrefillFp8::load(keys, self.loader, self.context, self.desc).map(boxed))
+            .collect()
     }
 
     /// Prefill's kernels for some masks.

@@ -1,5 +1,6 @@
-//! The Hopper prefill kernel in e4m3, `kernels/sm90/prefill_fp8/prefill_fp8.cu`: what it takes, and the tensor maps that it
-//! reads Q, K and V by. It is for handles that permit probabilities in e4m3, and for no others.
+//! The Hopper prefill kernel in e4m3, `kernels/sm90/prefill_fp8/prefill_fp8.cu`: what it takes, the tensor maps that it
+//! reads Q, K and V by, and where rows of K and V are that no map describes. It is for handles that permit probabilities
+//! in e4m3, and for no others.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
@@ -11,9 +12,9 @@ use super::sm90_prefill_tiling::{tiling, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch, Swizzle, TensorMap};
-use crate::cuda::kernels::attention::{AttentionRow, Variant};
-use crate::cuda::params::{dtype_code, row_alignment};
-use crate::cuda::prefill_fp8_params::PrefillFp8Params;
+use crate::cuda::kernels::attention::{AttentionRow, KeySource, Variant};
+use crate::cuda::params::{Divisor, dtype_code, row_alignment};
+use crate::cuda::prefill_fp8_params::{Pieces, PrefillFp8Params};
 use crate::cuda::prefill_params::WARPGROUP_ROWS;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -22,12 +23,15 @@ use crate::tensor::Tensor;
 
 /// Columns of a swizzle atom at most, 128 bytes. Wider rows come in several boxes.
 const MOST_COLUMNS: u32 = 128;
+/// Bytes of a row that are copied together, where rows are copied one by one. Rows in tensor maps are multiples of it, too.
+const PIECE: u32 = 16;
 /// Query heads that share a tile at most; also in the kernel.
 const MOST_PACKED_HEADS: u32 = 16;
 
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct Sm90PrefillFp8 {
+    keys: KeySource,
     row: &'static AttentionRow,
     function: Function,
     sm_count: u32,
@@ -39,24 +43,42 @@ pub struct Sm90PrefillFp8 {
 }
 
 impl Sm90PrefillFp8 {
-    /// Whether the problem's types are the kernel's, and its caller permits what the kernel rounds.
+    /// Whether the problem's types are the kernel's, rows are whole pieces, and the caller permits what the kernel rounds.
     pub fn is_for(desc: &AttentionDesc) -> bool {
         let types = [desc.q_dtype, desc.kv_format.element];
-        desc.fp8_products && types == [DType::F8E4M3; 2]
+        let in_pieces = [desc.head_dim_qk, desc.head_dim_vo].map(|dim| dim % PIECE == 0);
+        desc.fp8_products && types == [DType::F8E4M3; 2] && in_pieces == [true; 2]
+    }
+
+    /// Whether it is for the problem, and the heads of a group share a tile, so that a decode's keys are read once.
+    pub fn reads_keys_once(desc: &AttentionDesc) -> bool {
+        Self::is_for(desc) && packed_heads(desc.group_size()) == desc.group_size()
     }
 
     /// Loads the row for a problem.
     ///
     /// # Errors
     /// As [`find`].
-    pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<OrLacks<Self>> {
+    pub fn load(
+        keys: KeySource,
+        loader: &Loader,
+        context: &Context,
+        desc: &AttentionDesc,
+    ) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        let KvStorage::Paged { page_size, .. } = desc.kv else {
-            return Ok(Err(Feature::RaggedKv.into()));
+        // Ragged rows are pages of a token.
+        let (is_ragged, page_size) = match desc.kv {
+            KvStorage::Paged { page_size, .. } => (false, page_size),
+            KvStorage::Ragged => (true, 1),
         };
+        let by_maps = keys == KeySource::Tma;
         let lacks = Features::default()
-            .and(Feature::PageSize, page_size % GROUP != 0)
+            .and(Feature::RaggedKv, by_maps && is_ragged)
+            .and(
+                Feature::PageSize,
+                by_maps && !is_ragged && page_size % GROUP != 0,
+            )
             .and(
                 Feature::Lengths,
                 desc.max_kv_len.max(desc.max_qo_len) > MOST_KEYS,
@@ -64,10 +86,11 @@ impl Sm90PrefillFp8 {
         if !lacks.is_empty() {
             return Ok(Err(lacks));
         }
-        let wanted = |row: &AttentionRow| row.variant == Variant::Sm90PrefillFp8;
+        let wanted = |row: &AttentionRow| row.variant == Variant::Sm90PrefillFp8 { keys };
         let packed_heads = packed_heads(desc.group_size());
         let found = find(loader, query(context, desc), wanted)?;
         Ok(found.map(|(row, function)| Sm90PrefillFp8 {
+            keys,
             row,
             function,
             sm_count: context.device().sm_count,
@@ -128,8 +151,11 @@ impl Sm90PrefillFp8 {
             )
     }
 
-    /// Why the map cannot describe the cache.
+    /// Why the map cannot describe the cache, or its rows cannot be copied.
     fn missing_of_cache(&self, cache: &Tensor) -> Features {
+        if self.keys == KeySource::Gather {
+            return Features::default().and(Feature::KvStrides, pieces(cache).is_none());
+        }
         if cache.is_empty() {
             return Feature::EmptyKv.into();
         }
@@ -154,6 +180,30 @@ fn page_groups(cache: &Tensor) -> u32 {
         (0 | 1, _) | (_, 0) => 0,
         (_, group) => (cache.stride(0) / group) as u32,
     }
+}
+
+/// The strides of a cache in pieces; `None` where rows begin within one, or one lies too far away for 32 bits, or before
+/// the first row.
+fn pieces(cache: &Tensor) -> Option<Pieces> {
+    if !cache.is_empty() && row_alignment(cache) < PIECE {
+        return None;
+    }
+    let step = |axis: usize| -> Option<u32> {
+        match cache.extent(axis) {
+            0 | 1 => Some(0),
+            _ => u32::try_from(cache.stride(axis) / i64::from(PIECE)).ok(),
+        }
+    };
+    let (page, token, head) = (step(0)?, step(1)?, step(2)?);
+    let last = |axis: usize, step: u32| (cache.extent(axis).max(1) - 1) as u64 * u64::from(step);
+    let reach = last(0, page) + last(1, token) + last(2, head);
+    let row_pieces = cache.extent(3) as u64 / u64::from(PIECE);
+    (reach + row_pieces < u64::from(u32::MAX)).then_some(Pieces {
+        page,
+        token,
+        head,
+        head_dim: cache.extent(3) as u32,
+    })
 }
 
 /// Pages of k and v are equally far apart in groups: the kernel counts them once.
@@ -185,7 +235,10 @@ impl AttentionKernel for Sm90PrefillFp8 {
             .and(Feature::QStrides, !rows_suit(&args.q))
             .and(Feature::OStrides, row_alignment(&args.o) < of_four)
             .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
-            .and(Feature::PageSteps, !pages_agree(&args.k, &args.v))
+            .and(
+                Feature::PageSteps,
+                self.keys == KeySource::Tma && !pages_agree(&args.k, &args.v),
+            )
             | self.missing_of_cache(&args.k)
             | self.missing_of_cache(&args.v)
     }
@@ -194,15 +247,27 @@ impl AttentionKernel for Sm90PrefillFp8 {
         let args = run.args;
         let swizzle = self.swizzle();
         let encode = |map: Map| -> Result<TensorMap> { map.encode(current.driver(), swizzle) };
-        let maps = [
-            encode(self.query_map(&args.q))?,
-            encode(self.cache_map(&args.k))?,
-            encode(self.cache_map(&args.v))?,
-        ];
-        let params = PrefillFp8Params {
+        let q = encode(self.query_map(&args.q))?;
+        let mut params = PrefillFp8Params {
             attention: *run.params,
             o_dtype: dtype_code(self.o_dtype),
-            page_groups: page_groups(&args.k).max(page_groups(&args.v)),
+            page_groups: 0,
+            head_dim_vo: args.o.extent(2) as u32,
+            k: Pieces::default(),
+            v: Pieces::default(),
+            page_size: Divisor::new(self.page_size),
+        };
+        let (maps, num_maps) = match self.keys {
+            KeySource::Tma => {
+                params.page_groups = page_groups(&args.k).max(page_groups(&args.v));
+                let [k, v] = [&args.k, &args.v].map(|cache| encode(self.cache_map(cache)));
+                ([q, k?, v?], 3)
+            }
+            KeySource::Gather => {
+                params.k = pieces(&args.k).unwrap_or_default();
+                params.v = pieces(&args.v).unwrap_or_default();
+                ([q; 3], 1)
+            }
         };
         let tiles = u64::from(run.num_items) * u64::from(self.head_blocks);
         let launch = Launch {
@@ -212,8 +277,8 @@ impl AttentionKernel for Sm90PrefillFp8 {
             dependent: false,
             stream,
         };
-        // SAFETY: the kernel takes a `FolioPrefillFp8Params` and three maps; their addresses are the caller's tensors,
+        // SAFETY: the kernel takes a `FolioPrefillFp8Params` and these maps; their addresses are the caller's tensors,
         // which were checked against the plan, and the workspace. The plan's list has room for `num_items` items.
-        unsafe { launch.enqueue(current, &self.function, &params, &maps) }
+        unsafe { launch.enqueue(current, &self.function, &params, &maps[..num_maps]) }
     }
 }

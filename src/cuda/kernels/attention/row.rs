@@ -73,7 +73,10 @@ pub enum Variant {
         logits: Logits,
     },
     /// `sm90/prefill_fp8/prefill_fp8.cu`.
-    Sm90PrefillFp8,
+    Sm90PrefillFp8 {
+        /// How K and V are read.
+        keys: KeySource,
+    },
 }
 
 /// How a Hopper kernel brings keys to shared memory.
@@ -346,7 +349,11 @@ impl Variant {
                 format!("FOLIO_WARPS_M={warps_m}"),
                 format!("FOLIO_WARPS_D={warps_d}"),
             ],
-            Variant::GenericStored | Variant::GenericF32 | Variant::Sm90PrefillFp8 => Vec::new(),
+            Variant::GenericStored | Variant::GenericF32 => Vec::new(),
+            Variant::Sm90PrefillFp8 { keys } => vec![format!(
+                "FOLIO_GATHERED={}",
+                u32::from(keys == KeySource::Gather)
+            )],
             Variant::Sm90Decode {
                 keys,
                 heads,
@@ -398,7 +405,13 @@ impl Variant {
         match self {
             Variant::Generic { .. } | Variant::GenericF32 => None,
             Variant::GenericStored => Some("stored".into()),
-            Variant::Sm90PrefillFp8 => Some("paged".into()),
+            Variant::Sm90PrefillFp8 { keys } => Some(
+                match keys {
+                    KeySource::Tma => "paged",
+                    KeySource::Gather => "rows",
+                }
+                .into(),
+            ),
             Variant::Sm90Decode {
                 keys,
                 scales,

@@ -1,28 +1,39 @@
 //! Rows of the Hopper prefill kernel whose products are all in e4m3.
 
-use super::row::{AttentionTypes, Family, Fit, Phase, Shape, Variant, same};
+use super::row::{AttentionTypes, Family, Fit, KeySource, Phase, Shape, Variant, same};
 use crate::cuda::kernels::row::Arch;
 use crate::dtype::DType;
 
 /// All families.
-pub(super) const FAMILIES: &[Family] = &[Family {
-    phase: Phase::Prefill,
-    variant: Variant::Sm90PrefillFp8,
-    arch: Arch::Sm90a,
-    source: "sm90/prefill_fp8/prefill_fp8.cu",
-    symbol: "folio_prefill_fp8_sm90",
-    types: &[same(DType::F8E4M3)],
-    any_output: true,
-    // Of four warpgroups three have 64 query rows each, and one loads and transposes; at head_dim 256 two and two.
-    shapes: &[
-        shape(64, 192, 128),
-        shape(128, 192, 96),
-        shape(256, 128, 64),
-    ],
-    fit: Fit::Exact,
-    shared_bytes,
-    bundled: true,
-}];
+pub(super) const FAMILIES: &[Family] = &[family(KeySource::Tma), family(KeySource::Gather)];
+
+const TYPES: &[AttentionTypes] = &[same(DType::F8E4M3)];
+
+/// Of four warpgroups three have 64 query rows each, and one loads and transposes; at head_dim 256 two and two.
+const SHAPES: &[Shape] = &[
+    shape(64, 192, 128),
+    shape(128, 192, 96),
+    shape(256, 128, 64),
+];
+
+const fn family(keys: KeySource) -> Family {
+    Family {
+        phase: Phase::Prefill,
+        variant: Variant::Sm90PrefillFp8 { keys },
+        arch: Arch::Sm90a,
+        source: "sm90/prefill_fp8/prefill_fp8.cu",
+        symbol: match keys {
+            KeySource::Tma => "folio_prefill_fp8_sm90",
+            KeySource::Gather => "folio_prefill_fp8_sm90_rows",
+        },
+        types: TYPES,
+        any_output: true,
+        shapes: SHAPES,
+        fit: Fit::UpTo,
+        shared_bytes,
+        bundled: true,
+    }
+}
 
 const fn shape(head_dim: u32, q_tile: u32, kv_tile: u32) -> Shape {
     Shape {
