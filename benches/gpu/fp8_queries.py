@@ -1,8 +1,8 @@
 """Queries in e4m3 over e4m3 caches: answers against float64, then times as bench.py takes them.
 
 Decode beside the same rows with bf16 queries, which read the same bytes. Prefill with probabilities in e4m3 where the
-handle permits them, beside the accuracy of values whose mean is 1 and of logits four times as wide. PyTorch has no
-attention in fp8; the goals are those of a skeleton that was measured apart. Prefill whose queries and keys are widened to
+handle permits them, beside FlashAttention-3, whose are too, and the accuracy of values whose mean is 1 and of logits four
+times as wide. The goals are those of a skeleton that was measured apart. Prefill whose queries and keys are widened to
 rows, beside the same rows with all in 16 bits, and keys of small pages that are copied beside larger pages.
 
     FOLIO_LIBRARY=… python3 benches/gpu/fp8_queries.py [decode] [accuracy] [prefill] [widened] [copied]
@@ -15,6 +15,7 @@ import sys
 import torch
 
 import folio
+import peers
 from bench import captured, error
 from workloads import E4M3, Workload, decode, prefill
 
@@ -31,6 +32,10 @@ PREFILL = [(prefill(1, 16384, 16384, kv_dtype=E4M3), 1.05), (prefill(4, 4096, 40
            (prefill(4, 4096, 4096, hq=16, d=256, kv_dtype=E4M3), 1.0),
            (prefill(16, 1024, 1024, hq=16, d=256, kv_dtype=E4M3), None),
            (prefill(1, 16384, 16384, hq=16, d=256, kv_dtype=E4M3), None)]
+PREFILL += [(prefill(batch, q, kv, kv_dtype=E4M3, **dims), None) for batch, q, kv in [(4, 4096, 4096), (8, 512, 8192)]
+            for dims in [dict(d=96), dict(hk=32, d=80), dict(hq=16, d=192), dict(page=1), dict(d=96, page=1),
+                         dict(hq=64, d=64, page=1), dict(hq=16, d=256, page=1)]]
+PREFILL += [(prefill(4, 4096, 4096, kv_dtype=E4M3, ragged=True), None)]
 WIDENED = [prefill(batch, tokens, tokens, **dims) for batch, tokens in [(4, 4096), (16, 1024)]
            for dims in [dict(), dict(hq=64, d=64), dict(hq=16, d=256), dict(d=96), dict(page=1)]]
 COPIED = [prefill(4, 4096, 4096, **dims) for dims in [dict(), dict(hq=64, d=64), dict(d=96), dict(hq=16, d=256)]]
@@ -42,7 +47,8 @@ def attention(context, w, flags=0):
     row = w.row
     desc = dict(flags=folio.PLAN_GRAPH | flags, q_dtype=folio.dtype(w.q.dtype), kv_dtype=folio.dtype(w.kv_dtype),
                 o_dtype=folio.dtype(w.o.dtype), num_qo_heads=row.hq, num_kv_heads=row.hk, head_dim_qk=row.d,
-                head_dim_vo=row.d, max_batch_size=row.batch, max_kv_len=row.kv, page_size=row.page)
+                head_dim_vo=row.d, max_batch_size=row.batch, max_kv_len=row.kv)
+    desc |= dict(kv_storage=folio.KV_RAGGED) if row.ragged else dict(page_size=row.page)
     batch = dict(kv_indptr=w.kv_indptr, kv_indices=w.kv_indices, last_page_len=w.last_page_len)
     if row.kind == "prefill":
         desc["max_num_tokens"] = row.batch * row.q
@@ -102,7 +108,18 @@ def measure_prefill(context, row, goal):
     wrong = answered(run, w)
     median, best = captured(run)
     print(f"{row.name}: {median:.1f} us (best {best:.1f}), {w.flops / median * 1e-9:.3f} PFLOP/s"
-          + (f" of {goal}" if goal else "") + f", error {wrong:.4f}, {handle.kernel}", flush=True)
+          + (f" of {goal}" if goal else "") + f", error {wrong:.4f}, {handle.kernel}{beside_fa3(w, median)}", flush=True)
+    handle.close()
+
+
+def beside_fa3(w, us):
+    """FlashAttention-3's time for the same, where it is installed, and over Folio's."""
+    run = peers.fa3(w, w.o)
+    if run is None:
+        return ""
+    wrong = answered(run, w)
+    fa3 = captured(run)[0]
+    return f"; fa3 {fa3:.1f} us, {fa3 / us:.2f}, error {wrong:.4f}"
 
 
 def timed(context, row, q_dtype=torch.bfloat16, o_dtype=torch.bfloat16, bound=4e-3):

@@ -48,20 +48,22 @@ def load_triton():
 
 def fa3(w, out):
     """Decode and prefill: q is variable-length; K and V are pages found through a block table, or as q. Over pages it is given
-    its schedule, as vLLM does, which computes that once for all layers of a step."""
+    its schedule, as vLLM does, which computes that once for all layers of a step. In fp8 its products and probabilities are
+    fp8 too, with a scale for each request and KV head."""
     if FA3 is None or w.kv_dtype != w.q.dtype:
         return None
     longest_q, longest_kv = int(w.qo_lens.max()), int(w.kv_lens.max())
     cu = w.qo_indptr_device
     cu_k, used = (w.kv_indptr.cuda(), None) if w.block_table is None else (None, w.kv_len_device)
-    sinks = None if w.sinks is None else w.sinks.to(w.q.dtype)
+    sinks = None if w.sinks is None else w.sinks.to(torch.bfloat16)
+    scales = torch.ones(len(w.qo_lens), w.num_kv_heads, device="cuda") if w.q.dtype == FP8 else None
     schedule = None
     if w.block_table is not None:
         schedule = FA3_SCHEDULE(len(w.qo_lens), longest_q, longest_kv, w.num_qo_heads, w.num_kv_heads, w.head_dim_qk, w.head_dim_vo,
                                 w.q.dtype, used, cu, None, None, None, None, w.page_size, 0, w.causal, w.window - 1, -1,
                                 w.soft_cap > 0, 0, None, 0)
     return lambda: FA3(w.q, w.k, w.v, None, None, None, out, cu, cu_k, None, None, used, longest_q, longest_kv,
-                       w.block_table, None, None, None, None, None, None, None, None, w.sm_scale, w.causal,
+                       w.block_table, None, None, None, None, None, scales, scales, scales, w.sm_scale, w.causal,
                        w.window - 1, -1, w.soft_cap, True, schedule, 0, None, 0, sinks, 1, 0, None)
 
 

@@ -4,9 +4,10 @@ use folio::api::BatchInput;
 use folio::cuda::lse_params::RoundLseParams;
 use folio::cuda::params::{CombineParams, DecodeParams, GenericParams};
 use folio::cuda::plan_params::PlanBatchParams;
+use folio::cuda::prefill_fp8_params::PrefillFp8Params;
 use folio::cuda::prefill_params::PrefillParams;
 use folio::dtype::DType;
-use folio::problem::{AttentionArgs, AttentionDesc, Kind};
+use folio::problem::{AttentionArgs, AttentionDesc, Kind, KvLayout, KvStorage};
 
 use crate::fixture::{DIM, HEADS, Handle, OURS, SOMEWHERE, at, context, desc, host_tensor};
 use crate::stub::{Launched, Recorder};
@@ -46,12 +47,21 @@ fn recorder() -> Recorder {
 
 /// A batch of requests with these rows and so many keys each.
 fn plan(handle: &mut Handle, rows: [i32; REQUESTS as usize], keys: i32) {
+    plan_over_pages(handle, rows, keys, 16);
+}
+
+fn plan_over_pages(
+    handle: &mut Handle,
+    rows: [i32; REQUESTS as usize],
+    keys: i32,
+    page_size: usize,
+) {
     let mut indptr = vec![0];
     indptr.extend(rows.iter().scan(0, |sum, rows| {
         *sum += rows;
         Some(*sum)
     }));
-    let pages = (keys as usize).div_ceil(16);
+    let pages = (keys as usize).div_ceil(page_size);
     let ids = vec![1; REQUESTS as usize * pages];
     let batch = BatchInput {
         qo_indptr: host_tensor(&indptr, &[i64::from(REQUESTS) + 1]),
@@ -173,6 +183,54 @@ pub fn drafts_apart() {
         plan(&mut handle, batch, keys);
         let launches = run(&recorder, &handle, None);
         assert_eq!(names(&launches), expected, "{batch:?} of {keys} keys");
+    }
+}
+
+/// Products in e4m3 keep decodes with the prompts where the heads of a group share a tile. Other groups' keys would be read once for
+/// each tile of heads.
+pub fn decodes_apart_from_products_in_fp8() {
+    let recorder = recorder();
+    let (boxes, rows) = ("folio_prefill_fp8_sm90", "folio_prefill_fp8_sm90_rows");
+    for kernel in [boxes, rows] {
+        recorder.expect::<PrefillFp8Params>(kernel);
+    }
+    recorder.expect::<DecodeParams>("folio_sm90_decode_gather");
+    for (group_size, page_size, first, of_prompts) in [
+        (1, 16, boxes, boxes),
+        (2, 16, boxes, boxes),
+        (3, 16, DECODES[0], boxes),
+        (4, 16, boxes, boxes),
+        (7, 16, DECODES[0], boxes),
+        (4, 1, rows, rows),
+        (7, 1, "folio_sm90_decode_gather", rows),
+    ] {
+        let heads = group_size * HEADS;
+        let desc = AttentionDesc {
+            q_dtype: DType::F8E4M3,
+            fp8_products: true,
+            num_qo_heads: heads,
+            kv: KvStorage::Paged {
+                page_size,
+                layout: KvLayout::Nhd,
+            },
+            ..mixed(false)
+        };
+        let mut handle = Handle::of(&context(), desc).unwrap();
+        let beside = [1, ROWS_OF_PROMPT, 1, 1];
+        plan_over_pages(&mut handle, beside, MANY_KEYS, page_size as usize);
+        recorder.forget();
+        let rows = |dtype| {
+            let shape = [TOKENS, heads.into(), DIM.into()];
+            at(SOMEWHERE, dtype, &shape, None)
+        };
+        let page = i64::from(page_size);
+        let shape = [65536 / page, page, HEADS.into(), DIM.into()];
+        let cache = at(SOMEWHERE, DType::F8E4M3, &shape, None);
+        let args = AttentionArgs::new(rows(DType::F8E4M3), cache, cache, rows(desc.o_dtype));
+        handle.attention.run(&args, OURS).unwrap();
+        let launches = recorder.launches();
+        assert_eq!(launches[0].name(), first, "{group_size}, {page_size}");
+        assert!(launches.iter().any(|launch| launch.name() == of_prompts));
     }
 }
 

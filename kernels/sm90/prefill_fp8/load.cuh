@@ -85,7 +85,7 @@ private:
 
     __device__ __forceinline__ u32 tile_of(u32 drawn) const {
         if (lane == 0 && drawn + 1 == num_tiles) *params.plan.next_tile = 0;
-        u32 ctas;
+        u32 ctas;  // read for every tile anew: registers are short
         asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(ctas));
         return __shfl_sync(FULL_WARP, drawn, 0) + ctas;
     }

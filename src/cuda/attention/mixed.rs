@@ -1,9 +1,9 @@
 //! Mixed batches: the decodes of a batch, beside its prompts, are a plan of their own, and a run is a decode kernel and then a
 //! prefill kernel. For prefill kernels whose tiles take longer for the few rows of a decode than it takes to read their bytes:
 //! Hopper's where it converts keys (166 decodes on 30101 keys in fp8, 32/1 heads of 96, beside 30 rows, on an H200: 1250 µs, where
-//! the bytes are read in 230), that for latent attention with many rows, a decode of which fills a quarter of a tile or less, and the
-//! portable one, of whose four warps one has all rows. A second kernel, and what combines its parts, take 15 to 20 µs, and so decodes
-//! of few keys stay with the prompts.
+//! the bytes are read in 230), or multiplies in e4m3 and the heads of a group do not share a tile, that for latent attention with many
+//! rows, a decode of which fills a quarter of a tile or less, and the portable one, of whose four warps one has all rows. A second
+//! kernel, and what combines its parts, take 15 to 20 µs, and so decodes of few keys stay with the prompts.
 //!
 //! Drafts that are verified, and short chunks, are too few rows for a prefill kernel as well, but more than a tile of decodes has. Where
 //! the host sees that they have more keys than shorter requests of a batch, or that nothing is longer, a decode kernel with larger
@@ -18,6 +18,7 @@ use super::handle::CudaAttention;
 use super::kernel::packed_rows;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_mla_few::Sm90MlaFew;
+use super::sm90_prefill_fp8::Sm90PrefillFp8;
 use crate::backend::{Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
@@ -424,13 +425,15 @@ fn apart(
     };
     let is_mixed = desc.shared_levels == 0
         && !desc.mask_items
-        && !desc.fp8_products
+        && !Sm90PrefillFp8::reads_keys_once(desc)
         && desc.max_batch_size > 1
         && max_qo_len < desc.max_qo_len
         && packed_rows(desc) > most_rows;
     (is_mixed && desc.most_keys() >= least_keys).then_some(AttentionDesc {
         kind,
         max_qo_len,
+        // Decode kernels have probabilities of 16 bits at the same rate.
+        fp8_products: false,
         ..*desc
     })
 }
