@@ -113,6 +113,14 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         (of_width(256), "prefill_sm90a_e4m3_d256_q128_paged", ""),
         (of_width(96), "prefill_sm90a_e4m3_d128_q192_paged", ""),
         (of_width(160), "prefill_sm90a_e4m3_d256_q128_paged", ""),
+        (
+            AttentionDesc {
+                head_dim_vo: 64,
+                ..e4m3
+            },
+            "prefill_sm80_f16_kve4m3_d128_q128",
+            "dtypes",
+        ),
         // Rows of 72 bytes are no whole number of pieces.
         (of_width(72), "prefill_sm80_f16_kve4m3_d128_q128", "dtypes"),
         (e5m2, "prefill_sm80_f16_kve5m2_d128_q128", "dtypes"),

@@ -43,11 +43,12 @@ pub struct Sm90PrefillFp8 {
 }
 
 impl Sm90PrefillFp8 {
-    /// Whether the problem's types are the kernel's, rows are whole pieces, and the caller permits what the kernel rounds.
+    /// Whether the problem's types are the kernel's, keys and values are as wide, rows are whole pieces, and the caller permits
+    /// what the kernel rounds.
     pub fn is_for(desc: &AttentionDesc) -> bool {
         let types = [desc.q_dtype, desc.kv_format.element];
-        let in_pieces = [desc.head_dim_qk, desc.head_dim_vo].map(|dim| dim % PIECE == 0);
-        desc.fp8_products && types == [DType::F8E4M3; 2] && in_pieces == [true; 2]
+        let dims_suit = desc.head_dim_qk == desc.head_dim_vo && desc.head_dim_qk % PIECE == 0;
+        desc.fp8_products && types == [DType::F8E4M3; 2] && dims_suit
     }
 
     /// Whether it is for the problem, and the heads of a group share a tile, so that a decode's keys are read once.
