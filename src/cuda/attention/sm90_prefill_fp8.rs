@@ -47,7 +47,8 @@ impl Sm90PrefillFp8 {
     /// what the kernel rounds.
     pub fn is_for(desc: &AttentionDesc) -> bool {
         let types = [desc.q_dtype, desc.kv_format.element];
-        let dims_suit = desc.head_dim_qk == desc.head_dim_vo && desc.head_dim_qk % PIECE == 0;
+        let dims_suit =
+            desc.head_dim_qk == desc.head_dim_vo && desc.head_dim_qk.is_multiple_of(PIECE);
         desc.fp8_products && types == [DType::F8E4M3; 2] && dims_suit
     }
 
