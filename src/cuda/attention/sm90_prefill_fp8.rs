@@ -69,17 +69,14 @@ impl Sm90PrefillFp8 {
     ) -> Result<OrLacks<Self>> {
         // A position plus or minus an unlimited window, 2^30 in the kernel, stays within i32.
         const MOST_KEYS: u32 = 1 << 29;
-        // Ragged rows are pages of a token.
-        let (is_ragged, page_size) = match desc.kv {
-            KvStorage::Paged { page_size, .. } => (false, page_size),
-            KvStorage::Ragged => (true, 1),
-        };
+        let page_size = desc.kv.page_size();
         let by_maps = keys == KeySource::Tma;
+        let is_ragged = desc.kv == KvStorage::Ragged;
         let lacks = Features::default()
             .and(Feature::RaggedKv, by_maps && is_ragged)
             .and(
                 Feature::PageSize,
-                by_maps && !is_ragged && page_size % GROUP != 0,
+                by_maps && !is_ragged && !page_size.is_multiple_of(GROUP),
             )
             .and(
                 Feature::Lengths,
