@@ -17,6 +17,8 @@ pub struct Row {
     pub denormal_weights: Vec<f64>,
     /// What weights that are denormal in float32 add to a sum, per element: all that is lost where they are 0.
     pub flushed_weights: Vec<f64>,
+    /// What independent errors of the weights add to the row's norm, in parts of a weight: see [`spread`].
+    pub spread: f64,
     /// Keys that the row sees: the terms of its sums.
     pub keys: usize,
     /// In base e.
@@ -122,6 +124,7 @@ impl KvHead {
             magnitude: vec![0.0; problem.head_dim_vo as usize],
             denormal_weights: vec![0.0; problem.head_dim_vo as usize],
             flushed_weights: vec![0.0; problem.head_dim_vo as usize],
+            spread: 0.0,
             keys,
             lse: f64::NEG_INFINITY,
             largest_score,
@@ -153,7 +156,29 @@ impl KvHead {
                 }
             }
         }
+        let shares = logits.iter().map(|logit| (logit - row.lse).exp());
+        let terms = shares.zip(&self.v).enumerate();
+        row.spread = spread(
+            &row.o,
+            terms.map(|(j, (share, v))| (share, self.v_scale(j), v)),
+        );
         row
+    }
+}
+
+/// Of a sum `o` of values with their shares and scales: `√(Σ p² |v - o|² / (1 - Σ p²))`. Shares that are wrong by the parts δ move
+/// `o` by `Σ p δ (v - o)`, since their sum is as wrong. Of equal shares of orthogonal values, the worst signs of δ make that δ times
+/// this, and of two shares no more than it.
+pub fn spread<'a>(o: &[f64], terms: impl Iterator<Item = (f64, f64, &'a Vec<f64>)>) -> f64 {
+    let (mut moved, mut squares) = (0.0, 0.0);
+    for (share, scale, v) in terms {
+        let distance: f64 = o.iter().zip(v).map(|(o, v)| (scale * v - o).powi(2)).sum();
+        moved += share * share * distance;
+        squares += share * share;
+    }
+    match squares < 1.0 {
+        true => (moved / (1.0 - squares)).sqrt(),
+        false => 0.0,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::codec::{decode, encode, rounded, unit_roundoff};
 use super::compare::{self, Tolerance};
-use super::dense::Row;
+use super::dense::{Row, spread};
 use super::door::Session;
 use super::instance::{Output, Planned, for_each_index, lse_view, rows, take_lse, take_rows};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
@@ -307,6 +307,7 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
         magnitude: zeros.clone(),
         flushed_weights: zeros.clone(),
         denormal_weights: zeros,
+        spread: 0.0,
         keys: records.len(),
         lse: f64::NEG_INFINITY,
         largest_score: 0.0,
@@ -347,6 +348,12 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
             }
         }
     }
+    let shares = logits.iter().map(|logit| (logit - row.lse).exp());
+    let terms = shares.zip(records);
+    row.spread = spread(
+        &row.o,
+        terms.map(|(share, record)| (share, k_scale, record)),
+    );
     row
 }
 

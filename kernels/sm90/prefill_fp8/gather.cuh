@@ -7,6 +7,7 @@
 
 #include "core/paged.cuh"
 #include "ptx/ptx.cuh"
+#include "ptx/shared.cuh"
 #include "sm90/prefill_fp8/tile.cuh"
 
 namespace folio::prefill_fp8 {
@@ -20,25 +21,32 @@ public:
         find();
     }
 
-    // Asks for the copies of the rows of a block, whose page ids were asked for before, and then for the ids of the block
-    // before it, unless it is the tile's last.
+    // Where the rows of a block are, whose page ids were asked for before. `copy` comes next.
+    __device__ __forceinline__ void locate(const FolioPieces &pieces) const {
+        if constexpr (!BY_TABLE) return;
+        __syncwarp();
+#pragma unroll
+        for (u32 n = 0; n < OF_LANE; ++n) table_entry(lane())[32 * n / AT_ONCE] = place(n, pieces);
+        __syncwarp();
+    }
+
+    // Asks for the copies of these rows, and then for the page ids of the block before, unless this is the tile's last.
     __device__ __forceinline__ void copy(const FolioCache &cache, const FolioPieces &pieces, u32 target, bool is_last) {
         const u32 piece = lane() % ROW_PIECES, row = lane() / ROW_PIECES, column = piece % (ROW / 16);
         const bool is_column = piece * 16 < pieces.head_dim;
         const u32 to = target + piece / (ROW / 16) * KEY_PART + row * ROW + ((column ^ first_piece(row)) << 4);
-        if constexpr (BY_TABLE) tabulate(pieces);
 #pragma unroll
-        for (u32 n = 0; n < OF_LANE; ++n) {
-            const u32 at = BY_TABLE ? 0 : place(n, pieces), first_lane = kept(row);
+        for (u32 first = 0; first < ROWS; first += TOGETHER * AT_ONCE) {
+            u32 from[TOGETHER];
+            find_places(from, first, row, pieces);
 #pragma unroll
-            for (u32 first = 32 * n; first < min(32 * n + 32, ROWS); first += AT_ONCE) {
-                const u32 from = BY_TABLE ? table()[first + row] : __shfl_sync(FULL_WARP, at, first % 32 + first_lane);
-                cp_async_or_zeros((to ^ first_piece(first) << 4) + first * ROW,
-                                  static_cast<const u8 *>(cache.data) + 16ull * (from + piece),
-                                  is_column && from != NOWHERE);
+            for (u32 i = 0; i < TOGETHER; ++i) {
+                const u32 at = first + i * AT_ONCE;
+                cp_async_or_zeros((to ^ first_piece(at) << 4) + at * ROW,
+                                  static_cast<const u8 *>(cache.data) + 16ull * (from[i] + piece),
+                                  is_column && from[i] != NOWHERE);
             }
         }
-        cp_async_commit();
         key -= BLOCK;
         if (!is_last) find();
     }
@@ -46,10 +54,12 @@ public:
 private:
     static constexpr u32 ROW_PIECES = DIM / 16, AT_ONCE = 32 / ROW_PIECES, OF_LANE = (ROWS + 31) / 32;
     static constexpr u32 NOWHERE = 0xffffffffu;
+    // Rows whose places are looked up at a time. A look-up takes longer than a copy.
+    static constexpr u32 TOGETHER = 4;
     // The warp that has all rows of a block passes on where they are through shared memory: lanes' numbers for so many
     // shuffles are more registers than it has.
     static constexpr bool BY_TABLE = ROWS == BLOCK;
-    static_assert(ROWS % AT_ONCE == 0 && (!BY_TABLE || ROWS % 32 == 0));
+    static_assert(ROWS % (TOGETHER * AT_ONCE) == 0 && (!BY_TABLE || ROWS % 32 == 0));
 
     static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 
@@ -60,15 +70,26 @@ private:
         return exists ? id[n] * pieces.page + token * pieces.token + tile.kv_head * pieces.head : NOWHERE;
     }
 
-    static __device__ __forceinline__ volatile u32 *table() {
-        extern __shared__ __align__(1024) u8 shared_bytes[];
-        return reinterpret_cast<volatile u32 *>(shared_bytes + ROW_PLACES);
+    // Of row `first + row` and the next ones, AT_ONCE apart.
+    __device__ __forceinline__ void find_places(u32 (&places)[TOGETHER], u32 first, u32 row,
+                                                const FolioPieces &pieces) const {
+        if constexpr (BY_TABLE) {
+            const uint4 read = ld_shared_v4(shared_address(table_entry(row) + first / AT_ONCE));
+            places[0] = read.x, places[1] = read.y, places[2] = read.z, places[3] = read.w;
+        } else {
+            const u32 at = place(first / 32, pieces);
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; ++i) {
+                places[i] = __shfl_sync(FULL_WARP, at, first % 32 + i * AT_ONCE + kept(row));
+            }
+        }
     }
 
-    __device__ __forceinline__ void tabulate(const FolioPieces &pieces) const {
-#pragma unroll
-        for (u32 n = 0; n < OF_LANE; ++n) table()[32 * n + lane()] = place(n, pieces);
-        __syncwarp();
+    // Where a row's place is. Those of rows AT_ONCE apart are neighbours: one read is for TOGETHER of them.
+    static __device__ __forceinline__ u32 *table_entry(u32 row) {
+        extern __shared__ __align__(1024) u8 shared_bytes[];
+        return reinterpret_cast<u32 *>(shared_bytes + ROW_PLACES) + row % AT_ONCE * (ROWS / AT_ONCE) +
+               row / AT_ONCE;
     }
 
     // Rows past the last key are nowhere. Ragged rows are pages in order.

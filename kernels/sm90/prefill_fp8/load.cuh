@@ -5,6 +5,7 @@
 // A box takes the warp 65 clocks and what comes before a tile's first keys 3700, where a step takes 2000.
 #pragma once
 
+#include "ptx/bulk.cuh"
 #include "sm90/prefill_fp8/gather.cuh"
 
 namespace folio::prefill_fp8 {
@@ -123,39 +124,21 @@ private:
         return announce(tile_of(drawn));
     }
 
-    // As `load`, row by row. The warp waits for its copies of a block, and hands them to the matrix unit, once those of the next
-    // are under way; but where there is no room for these yet, at once.
+    // As `load`, row by row.
     __device__ __forceinline__ const Tile *load_rows(const Tile &tile) {
         RowCursor<BLOCK> rows(all, tile, 0);
         load_queries(tile);
         u32 drawn = 0;
-        bool pending = false;
 #pragma unroll 1
         for (int remaining = tile.num_steps; remaining > 0; --remaining) {
             if (remaining == min(tile.num_steps, 2)) drawn = draw();
-            const u32 empty = shared + KEY_EMPTY + 8 * block.index(), parity = block.parity() ^ 1;
-            if (pending && !__any_sync(FULL_WARP, mbarrier_test(empty, parity))) {
-                hand_over<0>();
-                pending = false;
-            }
-            mbarrier_wait(empty, parity);
+            rows.locate(all.k);
+            mbarrier_wait(shared + KEY_EMPTY + 8 * block.index(), block.parity() ^ 1);
             rows.copy(params.k, all.k, shared + KEYS + block.index() * KEY_BYTES, remaining == 1);
-            if (pending) hand_over<1>();
-            pending = true;
+            mbarrier_arrive_by_copies(shared + KEY_FULL + 8 * block.index());
             block.advance();
         }
-        hand_over<0>();
         return announce(tile_of(drawn));
-    }
-
-    // The block before this one, behind which so many were asked for.
-    template <int BEHIND>
-    __device__ __forceinline__ void hand_over() const {
-        const Ring<STAGES> before{block.count - 1};
-        cp_async_wait<BEHIND>();
-        fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(shared + KEY_FULL + 8 * before.index());
     }
 
     // Of the tile that was announced last.

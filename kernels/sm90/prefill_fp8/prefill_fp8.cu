@@ -48,6 +48,7 @@ public:
             release(shared + QUERY_EMPTY + 8 * query.index());
 
             mbarrier_wait(shared + VALUE_FULL + 8 * value.index(), value.parity());
+            see_rows();
             start_output(p, o, continues);
             const Destination destination(all, *tile);
             key.advance();
@@ -120,6 +121,13 @@ private:
     __device__ __forceinline__ void await_operands() const {
         mbarrier_wait(shared + QUERY_FULL + 8 * query.index(), query.parity());
         mbarrier_wait(shared + KEY_FULL + 8 * key.index(), key.parity());
+        see_rows();
+    }
+
+    // What cp.async and stores wrote, to wgmma, which reads by the asynchronous proxy. Who copies rows does not fence: that
+    // would wait for all copies that are under way.
+    static __device__ __forceinline__ void see_rows() {
+        if constexpr (GATHERED) fence_proxy_async();
     }
 
     // As mbarrier_wait, unless the barrier was `passed` when it was looked at.
@@ -223,8 +231,10 @@ private:
                                               Output &o, Rows &rows, Stretches &stretches, int &continues) {
         key.advance();
         await_unless(has_keys, shared + KEY_FULL + 8 * key.index(), key.parity());
+        see_rows();
         start_scores(s);
         await_unless(has_values, shared + VALUE_FULL + 8 * value.index(), value.parity());
+        see_rows();
         start_output(p, o, continues);
         wgmma_wait<1>();
         pin(s);
@@ -277,7 +287,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + QUERY_EMPTY + 8 * i, WARPS);
     }
     for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared + KEY_FULL + 8 * i, 1);
+        mbarrier_init(shared + KEY_FULL + 8 * i, GATHERED ? 32 : 1);
         mbarrier_init(shared + KEY_EMPTY + 8 * i, WARPS);
         mbarrier_init(shared + VALUE_FULL + 8 * i, TRANSPOSERS);
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS);

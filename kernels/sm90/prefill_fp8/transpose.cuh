@@ -71,6 +71,7 @@ private:
     __device__ __forceinline__ void copy(RowCursor<TRANSPOSER_KEYS> &rows, Ring<STAGES> to, bool is_last) const {
         const u32 first = kept(share()) * TRANSPOSER_KEYS;
         rows.copy(params.v, all.v, shared + RAW_VALUES + to.index() * KEY_BYTES + first * ROW, is_last);
+        cp_async_commit();
     }
 
     // One block, of which the first `keys` exist.
@@ -100,7 +101,7 @@ private:
                           keys - 16 * static_cast<int>(i));
             }
         }
-        fence_proxy_async();
+        if constexpr (!GATHERED) fence_proxy_async();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(shared + VALUE_FULL + 8 * block.index());
         block.advance();
