@@ -55,6 +55,8 @@ pub fn long_fp8_queries() {
     let session = session();
     for (kind, lens) in [
         (Kind::Decode, [(1, 3000), (2, 17), (1, 700)]),
+        // More rows than a decode kernel has.
+        (Kind::Decode, [(33, 3000), (20, 40), (1, 700)]),
         (Kind::Prefill, [(5, 3000), (5, 17), (70, 100)]),
     ] {
         for dim in [64, 72, 128, 256] {

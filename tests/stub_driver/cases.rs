@@ -393,6 +393,11 @@ pub const CASES: &[Case<Setup>] = &[
         prefill_widened::queries_in_fp8,
     ),
     case(
+        "launch_prefill_widened_queries_in_fp8_alone",
+        BACKEND,
+        prefill_widened::queries_in_fp8_alone,
+    ),
+    case(
         "launch_prefill_of_other_queries_in_fp8",
         BACKEND,
         prefill_widened::portable_takes_other_queries_in_fp8,

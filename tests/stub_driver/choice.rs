@@ -118,12 +118,20 @@ pub fn creates_say_what_the_faster_kernels_lack() {
                 head_dim_vo: 64,
                 ..e4m3
             },
-            "prefill_sm80_f16_kve4m3_d128_q128",
-            "dtypes",
+            "prefill_sm90a_f16_kve4m3_d128_q192_rows_qfloat8_e4m3",
+            "so few queries",
         ),
         // Rows of 72 bytes are no whole number of pieces.
-        (of_width(72), "prefill_sm80_f16_kve4m3_d128_q128", "dtypes"),
-        (e5m2, "prefill_sm80_f16_kve5m2_d128_q128", "dtypes"),
+        (
+            of_width(72),
+            "prefill_sm90a_f16_kve4m3_d128_q192_rows_qfloat8_e4m3",
+            "so few queries",
+        ),
+        (
+            e5m2,
+            "prefill_sm90a_f16_kve5m2_d128_q192_rows_qfloat8_e4m3",
+            "so few queries",
+        ),
         (e4m3_decode, "decode_sm90a_f16_kve4m3_d128_q8_tma", ""),
         (
             e4m3_small_pages,
@@ -132,7 +140,11 @@ pub fn creates_say_what_the_faster_kernels_lack() {
         ),
         (desc(false), "decode_sm90a_bf16_d128_q8_tma", ""),
         (fp8_queries, "decode_sm90a_f16_kve5m2_d128_q8_tma", ""),
-        (fp8_prefill, "prefill_sm80_f16_kve5m2_d128_q128", "dtypes"),
+        (
+            fp8_prefill,
+            "prefill_sm90a_f16_kve5m2_d128_q192_rows_qfloat8_e4m3",
+            "so few queries",
+        ),
         (small_pages, "decode_sm90a_bf16_d128_q8_gather", "page_size"),
         (fp32, "decode_sm80_f32_d128_q16", "dtypes"),
         (prefill, "prefill_sm90a_bf16_d128_q128_rows", "page_size"),

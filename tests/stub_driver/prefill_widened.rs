@@ -207,7 +207,46 @@ pub fn queries_in_fp8() {
     }
 }
 
-/// Which queries in fp8 do not: windows over many more keys than rows, few rows, and rows that do not start at 8 bytes.
+/// Queries in fp8 become rows beside keys that stay in the cache: of few rows, under windows over many more keys than rows, of
+/// decodes with more rows than a decode kernel has.
+pub fn queries_in_fp8_alone() {
+    let recorder = recorder();
+    let prompts = prompts(16, [E4M3, E4M3, DType::BF16]);
+    let drafts = AttentionDesc {
+        kind: Kind::Decode,
+        num_kv_heads: 1,
+        max_num_tokens: 128,
+        max_qo_len: 64,
+        ..prompts
+    };
+    for (desc, rows, windowed) in [
+        (prompts, 1000, true),
+        (prompts, 300, false),
+        (drafts, 64, false),
+    ] {
+        let handle = planned(desc, rows);
+        let args = arguments(&desc, rows.into());
+        let args = if windowed {
+            under_a_window(&args)
+        } else {
+            args
+        };
+        let launches = launches(&recorder, &handle, &args);
+        let expected = ["folio_widen_queries", "folio_prefill_sm90_rows"];
+        assert_eq!(names(&launches)[..2], expected);
+        assert_eq!([launches[0].dependent, launches[1].dependent], [0, 1]);
+        let widened = launches[0].params::<WidenParams>();
+        assert_eq!(
+            (widened.q.data, widened.num_tokens),
+            (Q as u64, 2 * rows as u32)
+        );
+        assert_eq!(launches[1].maps()[0].address, widened.q_rows);
+        let taken = launches[1].params::<PrefillParams>().attention;
+        assert_eq!((taken.q.data, taken.k.data), (widened.q_rows, K as u64));
+    }
+}
+
+/// Which queries in fp8 do not: rows that do not start at 8 bytes.
 pub fn portable_takes_other_queries_in_fp8() {
     let recorder = recorder();
     let desc = prompts(16, [E4M3, E4M3, DType::BF16]);
@@ -217,22 +256,16 @@ pub fn portable_takes_other_queries_in_fp8() {
         q: at(Q + 4, E4M3, args.q.shape(), None),
         ..args
     };
-    for (handle, args) in [
-        (&planned(desc, 300), under_a_window(&arguments(&desc, 300))),
-        (&long, skewed),
-        (&planned(desc, 100), arguments(&desc, 100)),
-    ] {
-        let launches = launches(&recorder, handle, &args);
-        assert_eq!(launches[0].name(), "folio_attention");
-    }
+    assert_eq!(
+        launches(&recorder, &long, &skewed)[0].name(),
+        "folio_attention"
+    );
     let other_widths = AttentionDesc {
         head_dim_qk: 192,
         ..desc
     };
     for (handle, args) in [
-        (&long, under_a_window(&args)),
         (&long, under_a_mask(&args, 1000)),
-        (&planned(desc, 300), arguments(&desc, 300)),
         (&planned(other_widths, 1000), arguments(&other_widths, 1000)),
     ] {
         let launches = launches(&recorder, handle, &args);

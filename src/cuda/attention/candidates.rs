@@ -9,12 +9,14 @@ use super::generic::Generic;
 use super::kernel::{AttentionKernel, OrLacks, Run, packed_rows, phase};
 use super::mla::GenericMla;
 use super::prefill_widened::PrefillWidened;
+use super::queries_widened::QueriesWidened;
 use super::sm90_decode::Sm90Decode;
 use super::sm90_mla::Sm90Mla;
 use super::sm90_mla_few::Sm90MlaFew;
 use super::sm90_prefill::{Behind, Sm90Prefill};
 use super::sm90_prefill_fp8::Sm90PrefillFp8;
 use super::stored::Stored;
+use super::widen_queries::{row_dtype, widens_queries};
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::Context;
 use crate::cuda::kernels::Arch;
@@ -257,7 +259,7 @@ impl Special<'_> {
         let most_decoding = Sm90Decode::most_converting_rows(desc, reads_keys_once);
         // Over keys of 16 bits prefill is 1.05 to 2 times as fast as decode for more than 16 rows.
         if desc.kv_format.element.is_fp8() && packed_rows(desc) <= most_decoding {
-            let converts = desc.kv_format.element != desc.q_dtype;
+            let converts = desc.kv_format.element != row_dtype(desc);
             let at = match converts || !reads_keys_once {
                 true => 0,
                 false => kernels.len(),
@@ -288,12 +290,16 @@ impl Special<'_> {
     /// Prefill's kernels for some masks.
     fn prefill_under(&self, masks: Masks) -> Result<Vec<Found>> {
         let (loader, context, desc) = (self.loader, self.context, self.desc);
-        let rows = Sm90Prefill::load(KeySource::Gather, masks, loader, context, desc)?;
-        let mut kernels = Vec::new();
         // Maps of queries are of 16 bits.
-        if !desc.q_dtype.is_fp8() && desc.kv_format.element == desc.q_dtype {
-            let boxes = Sm90Prefill::load(KeySource::Tma, masks, loader, context, desc)?;
-            kernels.push(boxed(boxes));
+        let over_rows = AttentionDesc {
+            q_dtype: row_dtype(desc),
+            ..*desc
+        };
+        let rows = Sm90Prefill::load(KeySource::Gather, masks, loader, context, &over_rows)?;
+        let mut kernels = Vec::new();
+        if desc.kv_format.element == over_rows.q_dtype {
+            let boxes = Sm90Prefill::load(KeySource::Tma, masks, loader, context, &over_rows)?;
+            kernels.push(self.over_rows_of_queries(boxes)?);
         }
         // What no box describes becomes rows before, or with every tile.
         if PrefillWidened::is_for(desc) {
@@ -305,9 +311,19 @@ impl Special<'_> {
         }
         // What another one takes, it need not.
         if rows.is_ok() || !kernels.iter().any(OrLacks::is_ok) {
-            kernels.push(boxed(rows));
+            kernels.push(self.over_rows_of_queries(rows)?);
         }
         Ok(kernels)
+    }
+
+    /// Behind a kernel that widens queries, where they are in fp8.
+    fn over_rows_of_queries(&self, prefill: OrLacks<Sm90Prefill>) -> Result<Found> {
+        match prefill {
+            Ok(prefill) if widens_queries(self.desc) => {
+                QueriesWidened::load(prefill, self.loader, self.context, self.desc).map(boxed)
+            }
+            prefill => Ok(boxed(prefill)),
+        }
     }
 
     fn widened(&self, masks: Masks, behind: Behind) -> Result<Found> {

@@ -10,36 +10,31 @@ use super::generic::Generic;
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, packed_rows};
 use super::sm90::GROUP;
 use super::sm90_prefill::{Behind, Loads, Sm90Prefill};
-use super::sm90_prefill_maps::{outputs_suit, rows_suit};
+use super::widen_queries::{
+    BLOCKS_PER_MULTIPROCESSOR, PIECE, ROW_ELEMENT, WidenQueries, missing_of_queries,
+    params_without_rows, query_bytes, row_dtype, widens_queries,
+};
 use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
 use crate::cuda::kernels::attention::{KeySource, MOST_HEAD_DIM, Masks};
-use crate::cuda::kernels::keyless::{COPY_ROWS, Keyless, WIDEN_PLACES, WIDEN_QUERIES, WIDEN_ROWS};
+use crate::cuda::kernels::keyless::{COPY_ROWS, Keyless, WIDEN_PLACES, WIDEN_ROWS};
 use crate::cuda::kernels::{Arch, waits_for_prerequisites};
-use crate::cuda::params::{
-    AttentionParams, Cache, Divisor, PlanView, Rows, dtype_code, row_alignment,
-};
+use crate::cuda::params::{AttentionParams, Cache, PlanView, Rows, row_alignment};
 use crate::cuda::widen_params::{ROWS_TOGETHER, WidenParams};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::PARTS_ALIGNMENT;
-use crate::problem::{self, AttentionDesc, CacheForm, KvStorage, Tiling, WorkItem};
+use crate::problem::{AttentionDesc, CacheForm, KvStorage, Tiling, WorkItem};
 use crate::tensor::Tensor;
 
 /// Of rows of keys and values: 80 Ki keys of 8 heads of 128. Of rows of queries as many: 40 Ki tokens of 32 heads of 128.
 const MOST_BYTES: u64 = 320 << 20;
-/// Bytes of an element of a row.
-const ROW_ELEMENT: u64 = 2;
-/// Elements that a lane reads at a time.
-const PIECE: u32 = 8;
 /// Rows of the kernel's tiles.
 const TILE: u64 = 192;
 /// The same of the portable kernel over caches in other forms.
 const TILE_OF_STORED: u64 = 64;
-/// Blocks of 8 warps that run at a time on a multiprocessor.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
 /// Work items that a block places at a time.
 const ITEMS_OF_BLOCK: u32 = 256;
 
@@ -51,7 +46,7 @@ pub struct PrefillWidened {
     places: Function,
     rows: Keys,
     /// Where they are in fp8.
-    queries: Option<Function>,
+    queries: Option<WidenQueries>,
     desc: AttentionDesc,
     /// Of rows.
     dtype: DType,
@@ -111,12 +106,7 @@ impl Parts {
         let (rows, requests) = (num_rows as usize, desc.max_batch_size as usize);
         let v_rows = after(0, rows, row_bytes(desc, desc.head_dim_qk) as usize);
         let q_rows = after(v_rows, rows, row_bytes(desc, desc.head_dim_vo) as usize);
-        // Rows of query heads are written in whole chunks.
-        let spare = ROWS_TOGETHER as usize * desc.head_dim_qk as usize * ROW_ELEMENT as usize;
-        let q_bytes = match num_tokens {
-            0 => 0,
-            tokens => tokens as usize * query_bytes(desc) as usize + spare,
-        };
+        let q_bytes = WidenQueries::bytes(desc, num_tokens);
         let first_row = after(q_rows, q_bytes, 1);
         let page_start = after(first_row, requests + 1, 4);
         let units = after(page_start, requests, 8);
@@ -233,9 +223,7 @@ impl PrefillWidened {
             prefill,
             places: find(&WIDEN_PLACES)?,
             rows,
-            queries: widens_queries(desc)
-                .then(|| find(&WIDEN_QUERIES))
-                .transpose()?,
+            queries: WidenQueries::load(loader, context, desc)?,
             desc: *desc,
             dtype,
             parts,
@@ -265,41 +253,27 @@ impl PrefillWidened {
                 Keys::Stored(stored) => stored.enqueue(&of_all, current, &params, run)?,
             }
             if let Some(queries) = &self.queries {
-                of_all.enqueue(current, queries, &params, &[])?;
+                queries.enqueue(current, &params, self.depends, stream)?;
             }
         }
         Ok(params)
     }
 
     fn widen_params(&self, run: &Run<'_>) -> WidenParams {
-        let (args, given) = (run.args, run.params);
         let at = |offset: usize| run.scratch + offset as u64;
+        let of_run = params_without_rows(&self.desc, run);
         WidenParams {
-            plan: given.plan,
-            q: Rows::of(&args.q),
-            k: Cache::of(&args.k),
-            v: Cache::of(&args.v),
             q_rows: at(self.parts.q_rows),
             k_rows: at(0),
             v_rows: at(self.parts.v_rows),
             first_row: at(self.parts.first_row),
             page_start: at(self.parts.page_start),
             items: at(self.parts.items),
-            page_size: Divisor::new(given.page_size),
-            num_qo_heads: Divisor::new(given.num_qo_heads),
-            num_kv_heads: Divisor::new(given.num_kv_heads),
-            k_pieces: self.desc.head_dim_qk / PIECE,
-            v_pieces: self.desc.head_dim_vo / PIECE,
-            num_pages: given.num_pages,
             most_rows: self.parts.num_rows,
-            num_tokens: given.num_tokens.min(self.parts.num_tokens),
-            q_dtype: dtype_code(self.desc.q_dtype),
-            cache_dtype: dtype_code(self.desc.kv_format.element),
-            row_dtype: dtype_code(self.dtype),
+            num_tokens: of_run.num_tokens.min(self.parts.num_tokens),
             num_units: num_units(&self.desc),
-            new_keys_apart: (run.keys == problem::Keys::Cached).into(),
-            reserved: 0,
             units: at(self.parts.units),
+            ..of_run
         }
     }
 
@@ -315,17 +289,6 @@ impl PrefillWidened {
         unsafe { self.rows_at(name, address, &shape, run) }
     }
 
-    /// `[token, head, dim]`.
-    fn query_rows(&self, address: u64, run: &Run<'_>) -> Result<Tensor> {
-        let shape = [
-            i64::from(self.parts.num_tokens),
-            i64::from(self.desc.num_qo_heads),
-            i64::from(self.desc.head_dim_qk),
-        ];
-        // SAFETY: as in `key_rows`.
-        unsafe { self.rows_at("q", address, &shape, run) }
-    }
-
     /// # Safety
     /// So many elements must be there.
     unsafe fn rows_at(
@@ -338,18 +301,6 @@ impl PrefillWidened {
         let (address, device) = (address as *mut u8, run.args.k.device());
         // SAFETY: the caller's promise.
         unsafe { Tensor::new(name, address, device, self.dtype, shape, None) }
-    }
-
-    /// Rows of q as they are, or as the kernel reads them that makes rows of them, and rows of o.
-    fn missing_of_queries(&self, q: &Tensor, o: &Tensor) -> Features {
-        let q_suits = match widens_queries(&self.desc) {
-            true => !q.is_empty() && row_alignment(q) >= PIECE,
-            false => rows_suit(q),
-        };
-        Features::default()
-            .and(Feature::QStrides, !q_suits)
-            .and(Feature::OStrides, !outputs_suit(o))
-            .and(Feature::Rows, q.extent(0) > i64::from(i32::MAX))
     }
 
     /// Whether the batch is one that pays, and that there is room for.
@@ -406,7 +357,7 @@ impl AttentionKernel for PrefillWidened {
         let suits = self.choice == Choice::All || self.suits(run);
         let of_kernel = match &self.prefill {
             OverRows::Hopper(kernel) => {
-                self.missing_of_queries(&args.q, &args.o) | kernel.missing_of_masks(run)
+                missing_of_queries(&self.desc, &args.q, &args.o) | kernel.missing_of_masks(run)
             }
             OverRows::Portable(_) => Features::default(),
         };
@@ -425,9 +376,10 @@ impl AttentionKernel for PrefillWidened {
         let widened = self.widen(current, run, stream)?;
         let k = self.key_rows("k", widened.k_rows, self.desc.head_dim_qk, run)?;
         let v = self.key_rows("v", widened.v_rows, self.desc.head_dim_vo, run)?;
-        let q = match widens_queries(&self.desc) {
-            true => self.query_rows(widened.q_rows, run)?,
-            false => run.args.q,
+        let q = match &self.queries {
+            // SAFETY: that memory of the workspace is the launch's.
+            Some(queries) => unsafe { queries.rows(widened.q_rows, self.parts.num_tokens, run)? },
+            None => run.args.q,
         };
         let over_rows = AttentionParams {
             plan: PlanView {
@@ -469,18 +421,6 @@ fn launch(blocks: u32, dependent: bool, stream: Stream) -> Launch {
         cluster: 1,
         dependent,
         stream,
-    }
-}
-
-fn widens_queries(desc: &AttentionDesc) -> bool {
-    desc.q_dtype.is_fp8()
-}
-
-/// The type of q; fp16 for fp8, each of whose numbers it has.
-fn row_dtype(desc: &AttentionDesc) -> DType {
-    match widens_queries(desc) {
-        true => DType::F16,
-        false => desc.q_dtype,
     }
 }
 
@@ -582,9 +522,4 @@ impl Sizes {
 /// Bytes of `dim` elements in rows of every KV head.
 fn row_bytes(desc: &AttentionDesc, dim: u32) -> u64 {
     u64::from(desc.num_kv_heads) * u64::from(dim) * ROW_ELEMENT
-}
-
-/// Bytes of the rows of a token's query heads.
-fn query_bytes(desc: &AttentionDesc) -> u64 {
-    u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_qk) * ROW_ELEMENT
 }

@@ -302,13 +302,11 @@ impl Sm90Prefill {
         }
     }
 
-    /// What a run asks for, its keys and values apart.
-    fn missing_beside_keys(&self, run: &Run<'_>) -> Features {
-        let args = run.args;
+    /// What a run asks for over whole keys, its queries and outputs apart.
+    pub(super) fn missing_over(&self, run: &Run<'_>) -> Features {
         self.missing_of_masks(run)
-            .and(Feature::QStrides, !rows_suit(&args.q))
-            .and(Feature::OStrides, !outputs_suit(&args.o))
-            .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
+            | self.maps.missing_of_cache(&run.args.k)
+            | self.maps.missing_of_cache(&run.args.v)
     }
 
     /// Enqueues the kernel for inputs with whole keys.
@@ -495,10 +493,10 @@ impl AttentionKernel for Sm90Prefill {
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         let split = (args.k_rope.as_ref()).and_then(|k_rope| self.of_split_keys(k_rope).err());
-        self.missing_beside_keys(run)
-            | self.maps.missing_of_cache(&args.k)
-            | self.maps.missing_of_cache(&args.v)
-            | split.unwrap_or_default()
+        (self.missing_over(run) | split.unwrap_or_default())
+            .and(Feature::QStrides, !rows_suit(&args.q))
+            .and(Feature::OStrides, !outputs_suit(&args.o))
+            .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
     }
 
     /// The kernels of keys in two parts are those of MLA, whose contexts are attended chunk by chunk.

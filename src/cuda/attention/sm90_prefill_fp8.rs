@@ -52,9 +52,10 @@ impl Sm90PrefillFp8 {
         desc.fp8_products && types == [DType::F8E4M3; 2] && dims_suit
     }
 
-    /// Whether it is for the problem, and the heads of a group share a tile, so that a decode's keys are read once.
-    pub fn reads_keys_once(desc: &AttentionDesc) -> bool {
-        Self::is_for(desc) && packed_heads(desc.group_size()) == desc.group_size()
+    /// Tiles of a decode for each KV head, which read its keys once each, where the kernel is for the problem.
+    pub fn tiles_of_decode(desc: &AttentionDesc) -> Option<u32> {
+        let group = desc.group_size();
+        Self::is_for(desc).then(|| group / packed_heads(group))
     }
 
     /// Loads the row for a problem.
