@@ -62,7 +62,7 @@ struct FolioPlanWorkers {
     folio_u32 of_item;    // of q_tile query rows
     folio_u32 most_rows;  // query rows of a request that is one item, at most; 0: requests are cut by q_tile
     folio_u32 num_heads, rows_of_tile, all;
-    folio_u32 reserved;
+    folio_u32 rows_of_unit;  // as that of `Tiling`
 };
 
 // What it takes to cut the last tiles of a prefill: src/problem/work.rs, `TailCosts`.

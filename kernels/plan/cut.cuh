@@ -129,6 +129,12 @@ __device__ __forceinline__ Cut better_than(const Cut &chunks, const FolioPlanBat
     return cut;
 }
 
+// By how many units it takes longer to put all rows together. As in src/plan/chunk_size.rs, by the rows of the largest tile.
+__device__ __forceinline__ u32 units_to_combine(const FolioPlanWorkers &workers, const Batch &batch) {
+    if (workers.rows_of_unit == 0) return 0;
+    return static_cast<u32>(batch.tiles * batch.most_rows / workers.rows_of_unit);
+}
+
 // The quickest cut, by estimates. Tiles become narrow where that lets all of them run at a time and leaves their keys whole: no
 // other cut is tried then. Tails are estimated by the mean of their tiles, so that there may be no room for one.
 __device__ __forceinline__ Cut choose(const FolioPlanBatchParams &params, const Requests &all, Batch &batch,
@@ -136,9 +142,10 @@ __device__ __forceinline__ Cut choose(const FolioPlanBatchParams &params, const 
     const FolioPlanParams &p = params.plan;
     const FolioDivisor &narrow = narrowest_tile(params.narrow, all, batch);
     const bool may_be_narrow = narrow.divisor < batch.tiling.q_tile.divisor;
-    const u32 units = p.invariant_chunk
-                          ? p.invariant_chunk / p.kv_unit
-                          : smallest_chunk(p, all, batch, may_be_narrow ? params.narrow.least_gain : p.least_gain);
+    const u32 units = p.invariant_chunk ? p.invariant_chunk / p.kv_unit
+                                        : smallest_chunk(p, all, batch,
+                                                         (may_be_narrow ? params.narrow.least_gain : p.least_gain) +
+                                                             units_to_combine(params.workers, batch));
     const bool is_narrow = may_be_narrow && units == NOT_SPLIT;
     if (is_narrow) batch.take_tiles(narrow);
     const Cut chunks = {Cut::CHUNKS, Reciprocal(units), fewest_units(p)};

@@ -71,7 +71,7 @@ pub struct PlanWorkersParams {
     pub num_heads: u32,
     pub rows_of_tile: u32,
     pub all: u32,
-    pub reserved: u32,
+    pub rows_of_unit: u32,
 }
 
 /// `FolioPlanTail`.

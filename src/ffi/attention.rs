@@ -272,6 +272,7 @@ mod tests {
                 tail: TailCosts::NO_TAIL,
                 takes_shares: false,
                 least_gain: 0,
+                rows_of_unit: 0,
                 invariant_chunk: 1,
                 combine_units: 0,
                 own_key_bytes: 0,

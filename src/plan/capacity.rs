@@ -230,7 +230,7 @@ mod tests {
             max_shares in 0u32..50,
             tail_chunks in 0u32..50,
         ) {
-            let tiling = Tiling { q_tile: q_part * q_parts, q_parts, kv_unit: 16, unit_bytes: u32::MAX, max_splits, max_shares, tail: TailCosts { most_chunks: tail_chunks, ..TailCosts::NO_TAIL }, takes_shares: false, least_gain: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers { all, ..Workers::ONE } };
+            let tiling = Tiling { q_tile: q_part * q_parts, q_parts, kv_unit: 16, unit_bytes: u32::MAX, max_splits, max_shares, tail: TailCosts { most_chunks: tail_chunks, ..TailCosts::NO_TAIL }, takes_shares: false, least_gain: 0, rows_of_unit: 0, invariant_chunk, combine_units: 0, own_key_bytes: 0, workers: Workers { all, ..Workers::ONE } };
             let desc = desc(&lens, batch_invariant);
             let mut qo_indptr = vec![0];
             qo_indptr.extend(lens.iter().scan(0, |sum, l| { *sum += l.0; Some(*sum) }));

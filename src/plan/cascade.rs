@@ -564,7 +564,7 @@ pub(super) mod tests {
         ) {
             let lens: Vec<(i32, i32)> = lens.into_iter().map(|(q, own)| (q, own.max(q))).collect();
             let desc = desc(&lens, levels);
-            let tiling = Tiling { q_tile, q_parts: 1, kv_unit: 16, unit_bytes: u32::MAX, max_splits, max_shares: 0, tail: TailCosts::NO_TAIL, takes_shares: false, least_gain: 0, invariant_chunk: u32::MAX, combine_units: 0, own_key_bytes: 0, workers: Workers { all: workers, of_item: 3, small: SmallItems { rows: [0, 1, q_tile][small.0], keys: small.1, of_item: 2 } } };
+            let tiling = Tiling { q_tile, q_parts: 1, kv_unit: 16, unit_bytes: u32::MAX, max_splits, max_shares: 0, tail: TailCosts::NO_TAIL, takes_shares: false, least_gain: 0, rows_of_unit: 0, invariant_chunk: u32::MAX, combine_units: 0, own_key_bytes: 0, workers: Workers { all: workers, of_item: 3, small: SmallItems { rows: [0, 1, q_tile][small.0], keys: small.1, of_item: 2 } } };
             let qo_indptr = offsets(&lens);
             let kv_len: Vec<i32> = lens.iter().map(|l| l.1).collect();
             let columns = kv_len.iter().map(|&n| (n as u32).div_ceil(PAGE)).max().unwrap_or(0) as usize;

@@ -241,6 +241,7 @@ mod tests {
         tail: TailCosts::NO_TAIL,
         takes_shares: false,
         least_gain: 0,
+        rows_of_unit: 0,
         invariant_chunk: u32::MAX,
         combine_units: 8,
         own_key_bytes: 0,

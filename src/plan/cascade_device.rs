@@ -130,6 +130,7 @@ mod tests {
             tail: TailCosts::NO_TAIL,
             takes_shares: false,
             least_gain: 0,
+            rows_of_unit: 0,
             invariant_chunk: u32::MAX,
             combine_units: 0,
             own_key_bytes: 0,

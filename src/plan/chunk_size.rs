@@ -11,7 +11,7 @@
 //!
 //! **Gain.** Nothing is split where chunks spare a tile of the longest request no more than `Tiling::least_gain`, since combining takes
 //! longer (374 rows on the last 1024 keys and six decodes, head_dim 72, on an H200: 48 µs in chunks of ten units and three,
-//! 31 whole).
+//! 31 whole). Where rows are wide, it takes the longer, the more there are: `Tiling::rows_of_unit`.
 //!
 //! **Fair share.** Where that chunk is still much longer than K / `max_splits`, which each of the items that run at a time
 //! would have if all ended together, the chunk is as near to this as `max_splits` chunks of split tiles allow. Short
@@ -37,9 +37,10 @@ pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
         return u32::MAX;
     }
     let q_tile = Divisor::new(tiling.q_tile);
-    let (mut tiles, mut tile_keys) = (0u64, 0u64);
+    let (mut tiles, mut tile_keys, mut rows) = (0u64, 0u64, 0u32);
     for b in 0..batch.batch_size() {
         let n = u64::from(q_tile.divide_up(batch.planned_rows(b)));
+        rows = rows.max(batch.planned_rows(b).min(tiling.q_tile));
         tiles += n;
         tile_keys += n * u64::from(num_keys(b));
     }
@@ -61,10 +62,18 @@ pub(super) fn smallest_chunk(batch: &HostBatch<'_>, tiling: &Tiling) -> u32 {
             chunk = by_share;
         }
     }
-    match chunk.saturating_add(tiling.least_gain) < most_units_of_tile(batch, tiling, most_units) {
+    let whole = most_units_of_tile(batch, tiling, most_units);
+    match chunk.saturating_add(least_gain(tiling, tiles * u64::from(rows))) < whole {
         true => chunk * unit,
         false => u32::MAX,
     }
+}
+
+/// Units that chunks of tiles of so many rows are to spare the longest request.
+fn least_gain(tiling: &Tiling, rows: u64) -> u32 {
+    let combining = rows.checked_div(tiling.rows_of_unit.into());
+    let combining = u32::try_from(combining.unwrap_or(0)).unwrap_or(u32::MAX);
+    tiling.least_gain.saturating_add(combining)
 }
 
 /// Units that a tile of the longest request sees, of which there are so many.

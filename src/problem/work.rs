@@ -147,6 +147,9 @@ pub struct Tiling {
     pub takes_shares: bool,
     /// Units of `kv_unit` keys that chunks are to spare the longest request; where they spare no more, nothing is split.
     pub least_gain: u32,
+    /// Query rows whose parts are put together in the time of a unit: chunks are to spare as much more. 0: it does not depend on
+    /// rows.
+    pub rows_of_unit: u32,
     /// Chunk of keys, a multiple of `kv_unit`, where a request's cut may not depend on the batch.
     pub invariant_chunk: u32,
     /// Units of `kv_unit` keys that a worker could read in the time that putting parts together takes at least.

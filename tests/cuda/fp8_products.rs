@@ -5,11 +5,13 @@ use crate::common::codec::decode;
 use crate::common::dense;
 use crate::common::door::Session;
 use crate::common::instance::{Output, solve};
-use crate::common::problem::{HeadScales, Layer, MaskKind, Problem, Storage, ValueRows};
+use crate::common::problem::{
+    Alibi, HeadScales, Layer, MaskKind, Pattern, Problem, Storage, ValueRows,
+};
 use crate::common::random;
 use crate::common::values::Values;
 use crate::gpu::DeviceMemory;
-use crate::problems::{session, solve_with};
+use crate::problems::{assert_right, session, solve_with};
 use folio::dtype::DType;
 use folio::problem::{Kind, LogBase};
 use proptest::prelude::*;
@@ -231,6 +233,40 @@ pub fn long_fp8_products() {
                 if let Err(difference) = check(&problem, &got) {
                     panic!("{difference}\n{problem:?}");
                 }
+            }
+        }
+    }
+}
+
+/// Masks that the kernel does not have are another one's, on the same plan: with probabilities of 16 bits.
+pub fn fp8_products_under_masks() {
+    let session = session();
+    let layers = [
+        MaskKind::Bytes(Pattern::Tree),
+        MaskKind::Bits(Pattern::Random(0.5)),
+        MaskKind::CausalByRequest,
+    ]
+    .map(|mask| Layer {
+        mask,
+        q_scale: 0.75,
+        v_scale: 0.5,
+        ..Layer::plain()
+    });
+    let with_distances = Layer {
+        alibi: Some(Alibi::Linear),
+        logits_soft_cap: 20.0,
+        ..Layer::plain()
+    };
+    for dim in [64, 96, 128, 160, 256] {
+        for page_size in [16, 1] {
+            for layer in layers.iter().chain([&with_distances]) {
+                let problem = Problem {
+                    layer: layer.clone(),
+                    storage: Storage::paged(page_size),
+                    ..problem(&[(100, 430), (3, 129), (64, 64), (17, 5)]).heads(8, 2, dim)
+                };
+                let got = solve(&*session, &DeviceMemory, &problem).unwrap();
+                assert_right(&problem, &got);
             }
         }
     }

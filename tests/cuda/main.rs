@@ -73,6 +73,11 @@ fn main() -> ExitCode {
             fp8_products::fp8_products_of_device_lengths,
         ),
         case("long_fp8_products", (), fp8_products::long_fp8_products),
+        case(
+            "fp8_products_under_masks",
+            (),
+            fp8_products::fp8_products_under_masks,
+        ),
         case("many_requests", (), problems::many_requests),
         case("equal_shares", (), problems::equal_shares),
         case("prefill_tail", (), problems::prefill_tail),

@@ -403,6 +403,11 @@ pub const CASES: &[Case<Setup>] = &[
         prefill_widened::portable_takes_other_queries_in_fp8,
     ),
     case(
+        "launch_prefill_widened_beside_fp8_products",
+        BACKEND,
+        prefill_widened::beside_fp8_products,
+    ),
+    case(
         "launch_prefill_widened_without_fp8_products",
         BACKEND,
         prefill_widened::without_fp8_products,

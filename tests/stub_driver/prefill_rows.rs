@@ -227,7 +227,7 @@ pub fn products_in_fp8() {
     }
 }
 
-/// Rows that begin within 16 bytes are no pieces, and are the portable kernel's.
+/// Rows that begin within 16 bytes are no pieces. Another kernel converts them, behind one that makes rows of the queries.
 pub fn products_in_fp8_of_uneven_rows() {
     let kv = pages(1);
     let desc = AttentionDesc {
@@ -236,7 +236,7 @@ pub fn products_in_fp8_of_uneven_rows() {
         ..prompts(kv, DType::F8E4M3)
     };
     let [k, v] = [K, V + 8].map(|address| cache(address, DType::F8E4M3, kv, TOKEN));
-    assert_taken(desc, k, v, "e4m3_d128_q192_rows", "folio_attention");
+    assert_taken(desc, k, v, "e4m3_d128_q192_rows", "folio_widen_queries");
 }
 
 /// Over fp8 the kernel is one for fp16, which is told of queries in bf16; other kernels are of the queries' type.

@@ -273,6 +273,21 @@ pub fn portable_takes_other_queries_in_fp8() {
     }
 }
 
+/// Behind a kernel whose products are in e4m3, for runs under masks that it does not have: no rows of keys, so that the workspace has no
+/// room for these.
+pub fn beside_fp8_products() {
+    let recorder = recorder();
+    let desc = AttentionDesc {
+        fp8_products: true,
+        ..prompts(16, [E4M3, E4M3, DType::BF16])
+    };
+    let handle = planned(desc, 1000);
+    let args = under_a_mask(&arguments(&desc, 1000), 1000);
+    let launches = launches(&recorder, &handle, &args);
+    let expected = ["folio_widen_queries", "folio_prefill_sm90_rows"];
+    assert_eq!(names(&launches)[..2], expected);
+}
+
 /// Where `FOLIO_PLAN_FP8_PRODUCTS` finds no kernel of its own: rows that are no whole number of 16 bytes.
 pub fn without_fp8_products() {
     let recorder = recorder();

@@ -88,8 +88,7 @@ private:
     // Where a row's place is. Those of rows AT_ONCE apart are neighbours: one read is for TOGETHER of them.
     static __device__ __forceinline__ u32 *table_entry(u32 row) {
         extern __shared__ __align__(1024) u8 shared_bytes[];
-        return reinterpret_cast<u32 *>(shared_bytes + ROW_PLACES) + row % AT_ONCE * (ROWS / AT_ONCE) +
-               row / AT_ONCE;
+        return reinterpret_cast<u32 *>(shared_bytes + ROW_PLACES) + row % AT_ONCE * (ROWS / AT_ONCE) + row / AT_ONCE;
     }
 
     // Rows past the last key are nowhere. Ragged rows are pages in order.

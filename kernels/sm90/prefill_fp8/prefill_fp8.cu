@@ -1,7 +1,7 @@
 // Prefill attention on Hopper with queries, keys, probabilities and values in e4m3: wgmma multiplies them at twice the
 // rate of 16 bits. Only for handles that permit probabilities in e4m3. Caches by boxes, where pages are multiples of 8
 // tokens, or row by row; head_dims up to 64, 128 and 256, any type of output. Causal or full, windows, soft cap, sinks,
-// scales of heads and of requests, log-sum-exp. Custom masks, mm-prefix and ALiBi are the portable kernel's.
+// scales of heads and of requests, log-sum-exp. Custom masks, mm-prefix and ALiBi are other kernels'.
 //
 // Four warpgroups, one CTA per multiprocessor, persistent: a warp loads queries and keys, two to four load values and
 // transpose them, and three warpgroups of 64 query rows each consume, at head_dim 256 two.

@@ -474,6 +474,7 @@ fn tiling(desc: &AttentionDesc, num_threads: usize, matrix: Option<Matrix>) -> T
         tail: TailCosts::NO_TAIL,
         takes_shares: false,
         least_gain: 0,
+        rows_of_unit: 0,
         invariant_chunk: invariant_chunk(desc),
         combine_units: 1,
         own_key_bytes: 0,

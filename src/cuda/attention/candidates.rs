@@ -246,11 +246,13 @@ impl Special<'_> {
         let desc = self.desc;
         let mut kernels = Vec::new();
         if Sm90PrefillFp8::is_for(desc) {
-            let products = self.products_in_fp8()?;
-            if products.iter().any(OrLacks::is_ok) {
-                return Ok(products);
+            kernels = self.products_in_fp8()?;
+            if kernels.iter().any(OrLacks::is_ok) {
+                // What stands behind adds to the workspace of all such handles: rows of keys would be the most of it.
+                let masked = self.over_rows_of_queries(self.one_by_one(Masks::Any)?)?;
+                kernels.extend(masked.is_ok().then_some(masked));
+                return Ok(that_take_items_of_the_first(desc, kernels, 0));
             }
-            kernels.extend(products);
         }
         kernels.extend(self.prefill_under(Masks::ByPosition)?);
         let masked = self.prefill_under(Masks::Any)?;
@@ -289,16 +291,11 @@ impl Special<'_> {
 
     /// Prefill's kernels for some masks.
     fn prefill_under(&self, masks: Masks) -> Result<Vec<Found>> {
-        let (loader, context, desc) = (self.loader, self.context, self.desc);
-        // Maps of queries are of 16 bits.
-        let over_rows = AttentionDesc {
-            q_dtype: row_dtype(desc),
-            ..*desc
-        };
-        let rows = Sm90Prefill::load(KeySource::Gather, masks, loader, context, &over_rows)?;
+        let desc = self.desc;
+        let rows = self.one_by_one(masks)?;
         let mut kernels = Vec::new();
-        if desc.kv_format.element == over_rows.q_dtype {
-            let boxes = Sm90Prefill::load(KeySource::Tma, masks, loader, context, &over_rows)?;
+        if desc.kv_format.element == row_dtype(desc) {
+            let boxes = self.over_16_bit_queries(KeySource::Tma, masks)?;
             kernels.push(self.over_rows_of_queries(boxes)?);
         }
         // What no box describes becomes rows before, or with every tile.
@@ -314,6 +311,19 @@ impl Special<'_> {
             kernels.push(self.over_rows_of_queries(rows)?);
         }
         Ok(kernels)
+    }
+
+    fn one_by_one(&self, masks: Masks) -> Result<OrLacks<Sm90Prefill>> {
+        self.over_16_bit_queries(KeySource::Gather, masks)
+    }
+
+    /// A kernel of theirs, whose maps of queries are of 16 bits.
+    fn over_16_bit_queries(&self, keys: KeySource, masks: Masks) -> Result<OrLacks<Sm90Prefill>> {
+        let over_rows = AttentionDesc {
+            q_dtype: row_dtype(self.desc),
+            ..*self.desc
+        };
+        Sm90Prefill::load(keys, masks, self.loader, self.context, &over_rows)
     }
 
     /// Behind a kernel that widens queries, where they are in fp8.

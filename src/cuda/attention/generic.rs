@@ -143,6 +143,7 @@ fn tiling(row: &AttentionRow, desc: &AttentionDesc, slots: u32, device: &DeviceI
         tail,
         takes_shares: false,
         least_gain: 0,
+        rows_of_unit: 0,
         invariant_chunk: match desc.kind {
             Kind::Decode | Kind::Mla => 2048,
             // Splitting prefill would need partial results for every row of the largest batch.

@@ -147,6 +147,7 @@ fn tiling(row: &MlaRow, dims: &MlaDims, max_qo_len: u32, slots: u32) -> Tiling {
         tail: TailCosts::NO_TAIL,
         takes_shares: false,
         least_gain: 0,
+        rows_of_unit: 0,
         invariant_chunk: 2048,
         combine_units: COMBINE_UNITS,
         own_key_bytes: 0,

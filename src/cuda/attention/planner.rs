@@ -104,7 +104,7 @@ impl Planner {
                     num_heads: side_by_side.map_or(0, |kernel| kernel.num_heads),
                     rows_of_tile: side_by_side.map_or(0, |kernel| kernel.tile),
                     all: tiling.workers.all,
-                    reserved: 0,
+                    rows_of_unit: tiling.rows_of_unit,
                 },
                 tail: self.tail(tiling),
                 narrow: self.narrow(tiling),

@@ -327,6 +327,7 @@ impl AttentionKernel for Sm90Decode {
             tail: TailCosts::NO_TAIL,
             takes_shares: false,
             least_gain: 0,
+            rows_of_unit: 0,
             invariant_chunk: match self.desc.kind {
                 Kind::Decode | Kind::Mla => 2048,
                 // As in the generic kernel: splits of prefill would need memory for the largest batch.

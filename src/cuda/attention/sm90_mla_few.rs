@@ -171,6 +171,7 @@ impl AttentionKernel for Sm90MlaFew {
             // Its memory is shared by whoever still has items, and those of fp8 records take longer beside their keys.
             takes_shares: false,
             least_gain: 0,
+            rows_of_unit: 0,
             invariant_chunk: 2048,
             combine_units: COMBINE_UNITS,
             own_key_bytes: 0,

@@ -44,6 +44,7 @@ pub fn tiling(
         // About what combining takes: 4 to 5 µs on an H200, where a unit is 1.5 to 2.
         takes_shares: false,
         least_gain: 3,
+        rows_of_unit: 0,
         invariant_chunk: u32::MAX,
         combine_units: COMBINE_UNITS,
         own_key_bytes: OWN_KEY_BYTES,

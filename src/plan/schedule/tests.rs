@@ -108,6 +108,7 @@ const PLAIN: Tiling = Tiling {
     tail: TailCosts::NO_TAIL,
     takes_shares: false,
     least_gain: 0,
+    rows_of_unit: 0,
     invariant_chunk: 256,
     combine_units: 0,
     own_key_bytes: 0,

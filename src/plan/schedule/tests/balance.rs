@@ -309,3 +309,27 @@ fn tiles_that_see_few_keys_are_not_split() {
     assert_eq!(partials(Some(127)), 0);
     assert!(partials(None) > 0);
 }
+
+/// Requests of four units each on 132 workers: by a launch's time alone it pays to halve 50 of them, but not to put so many rows
+/// together.
+#[test]
+fn many_rows_are_split_only_where_chunks_spare_more() {
+    let partials = |requests, rows_of_unit| {
+        let tiling = Tiling {
+            q_tile: 1,
+            kv_unit: 48,
+            max_splits: 132,
+            least_gain: 1,
+            rows_of_unit,
+            ..PLAIN
+        };
+        let desc = desc(false, Kind::Decode);
+        let lens = vec![(1, 180); requests];
+        cut_within(None, &lens, &tiling, Keys::All, &desc)
+            .partials
+            .len()
+    };
+    assert!(partials(50, 0) > 0);
+    assert_eq!(partials(50, 9), 0);
+    assert!(partials(5, 9) > 0);
+}
