@@ -72,6 +72,7 @@ impl Attention for Stub {
             tail: TailCosts::NO_TAIL,
             takes_shares: false,
             least_gain: 0,
+            rows_of_unit: 0,
             invariant_chunk: 64,
             combine_units: 0,
             own_key_bytes: 0,
