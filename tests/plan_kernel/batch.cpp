@@ -32,6 +32,7 @@ RandomBatch::RandomBatch(Kind kind, Random &random) {
     FolioPlanWorkers &workers = params.workers;
     workers.of_item = between(random, 1, 16);
     workers.all = random() % 3 ? 132 : between(random, 16, 264);
+    workers.rows_of_unit = random() % 3 ? 0 : between(random, 1, 600);
     FolioPlanParams &p = params.plan;
     p.q_tile = divisor(rows_of_part * parts);
     p.kv_unit = 16 * between(random, 3, 8);
