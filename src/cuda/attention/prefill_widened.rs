@@ -12,7 +12,7 @@ use super::sm90::GROUP;
 use super::sm90_prefill::{Behind, Loads, Sm90Prefill};
 use super::widen_queries::{
     BLOCKS_PER_MULTIPROCESSOR, PIECE, ROW_ELEMENT, WidenQueries, missing_of_queries,
-    params_without_rows, query_bytes, row_dtype, widens_queries,
+    params_without_rows, row_dtype, widens_queries,
 };
 use super::widen_stored::{WidenStored, num_units, unit_bytes};
 use crate::backend::Stream;
@@ -29,7 +29,7 @@ use crate::plan::PARTS_ALIGNMENT;
 use crate::problem::{AttentionDesc, CacheForm, KvStorage, Tiling, WorkItem};
 use crate::tensor::Tensor;
 
-/// Of rows of keys and values: 80 Ki keys of 8 heads of 128. Of rows of queries as many: 40 Ki tokens of 32 heads of 128.
+/// Of rows of keys and values: 80 Ki keys of 8 heads of 128.
 const MOST_BYTES: u64 = 320 << 20;
 /// Rows of the kernel's tiles.
 const TILE: u64 = 192;
@@ -469,16 +469,14 @@ fn room(desc: &AttentionDesc, behind: Loads) -> Option<(Parts, Choice)> {
     let requests = u64::from(desc.max_batch_size);
     let most_rows = rows_of(desc.most_keys(), requests);
     let room = MOST_BYTES / row_bytes(desc, desc.head_dim_qk + desc.head_dim_vo);
-    let most_tokens = match widens_queries(desc) {
-        true => u64::from(desc.max_num_tokens),
-        false => 0,
+    let (num_tokens, queries_fit) = match widens_queries(desc) {
+        true => {
+            let most = WidenQueries::most_tokens(desc);
+            (most, most == desc.max_num_tokens)
+        }
+        false => (0, true),
     };
-    let query_room = MOST_BYTES / query_bytes(desc);
-    let parts = Parts::new(
-        desc,
-        most_rows.min(room) as u32,
-        most_tokens.min(query_room) as u32,
-    );
+    let parts = Parts::new(desc, most_rows.min(room) as u32, num_tokens);
     // A graph launches what it captured whatever its batches are, and where requests do not depend on the batch, neither
     // does the kernel.
     if !desc.graph && !desc.batch_invariant {
@@ -490,7 +488,7 @@ fn room(desc: &AttentionDesc, behind: Loads) -> Option<(Parts, Choice)> {
         requests,
     };
     let pays = largest.pays(desc, behind);
-    let has_room = most_rows <= room && most_tokens <= query_room;
+    let has_room = most_rows <= room && queries_fit;
     (pays && has_room).then_some((parts, Choice::All))
 }
 

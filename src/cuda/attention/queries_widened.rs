@@ -5,7 +5,7 @@
 use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run};
 use super::sm90_prefill::Sm90Prefill;
-use super::widen_queries::{WidenQueries, missing_of_queries, params_without_rows, query_bytes};
+use super::widen_queries::{WidenQueries, missing_of_queries, params_without_rows};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current};
@@ -13,9 +13,6 @@ use crate::cuda::params::{AttentionParams, Rows};
 use crate::cuda::widen_params::WidenParams;
 use crate::error::Result;
 use crate::problem::{AttentionDesc, Tiling};
-
-/// Of rows of queries: 40 Ki tokens of 32 heads of 128.
-const MOST_BYTES: u64 = 320 << 20;
 
 /// The kernels for one problem.
 #[derive(Debug)]
@@ -39,8 +36,7 @@ impl QueriesWidened {
         context: &Context,
         desc: &AttentionDesc,
     ) -> Result<OrLacks<Self>> {
-        let room = MOST_BYTES / query_bytes(desc);
-        let num_tokens = u64::from(desc.max_num_tokens).min(room) as u32;
+        let num_tokens = WidenQueries::most_tokens(desc);
         // Where a launch serves other batches too, or does not depend on the batch, all have to have room.
         let is_for_all = desc.graph || desc.batch_invariant;
         let has_room = num_tokens == desc.max_num_tokens || !is_for_all;

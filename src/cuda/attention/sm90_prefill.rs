@@ -6,7 +6,7 @@ use super::features::{Feature, Features};
 use super::kernel::{AttentionKernel, Inputs, OrLacks, Run, find, phase, query};
 use super::sm90::GROUP;
 use super::sm90_decode::Sm90Decode;
-use super::sm90_prefill_maps::{PrefillMaps, SWIZZLE, outputs_suit, rows_suit};
+use super::sm90_prefill_maps::{PrefillMaps, SWIZZLE, missing_of_rows, rows_suit};
 use super::sm90_prefill_tiling::{rows_of_tile, tiling, unit_bytes};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
@@ -493,10 +493,9 @@ impl AttentionKernel for Sm90Prefill {
     fn missing(&self, run: &Run<'_>) -> Features {
         let args = run.args;
         let split = (args.k_rope.as_ref()).and_then(|k_rope| self.of_split_keys(k_rope).err());
-        (self.missing_over(run) | split.unwrap_or_default())
-            .and(Feature::QStrides, !rows_suit(&args.q))
-            .and(Feature::OStrides, !outputs_suit(&args.o))
-            .and(Feature::Rows, args.q.extent(0) > i64::from(i32::MAX))
+        self.missing_over(run)
+            | missing_of_rows(rows_suit(&args.q), &args.q, &args.o)
+            | split.unwrap_or_default()
     }
 
     /// The kernels of keys in two parts are those of MLA, whose contexts are attended chunk by chunk.

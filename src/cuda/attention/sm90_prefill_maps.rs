@@ -152,6 +152,14 @@ pub fn outputs_suit(o: &Tensor) -> bool {
     rows_start_at(o, (GROUP * o.dtype().size() as u32).min(ROW_BYTES))
 }
 
+/// What rows of queries lack, which suit or not, and rows of outputs.
+pub fn missing_of_rows(q_suits: bool, q: &Tensor, o: &Tensor) -> Features {
+    Features::default()
+        .and(Feature::QStrides, !q_suits)
+        .and(Feature::OStrides, !outputs_suit(o))
+        .and(Feature::Rows, q.extent(0) > i64::from(i32::MAX))
+}
+
 /// Rows start at whole pieces.
 pub fn rows_suit(tensor: &Tensor) -> bool {
     rows_start_at(tensor, ROW_BYTES)

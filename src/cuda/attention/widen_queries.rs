@@ -2,9 +2,9 @@
 //! prefill kernel, which reads queries of 16 bits. Where in the workspace the rows lie, the caller says.
 #![allow(unsafe_code)]
 
-use super::features::{Feature, Features};
+use super::features::Features;
 use super::kernel::Run;
-use super::sm90_prefill_maps::{outputs_suit, rows_suit};
+use super::sm90_prefill_maps::{missing_of_rows, rows_suit};
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
@@ -20,6 +20,8 @@ use crate::tensor::Tensor;
 pub const PIECE: u32 = 8;
 /// Bytes of an element of a row.
 pub const ROW_ELEMENT: u64 = 2;
+/// Of rows of queries: 40 Ki tokens of 32 heads of 128.
+const MOST_BYTES: u64 = 320 << 20;
 /// Rows that a block of 8 warps writes at a time.
 const ROWS_OF_BLOCK: u64 = 8 * ROWS_TOGETHER as u64;
 /// Blocks of the kernels of `kernels/widen` that run at a time on a multiprocessor.
@@ -52,6 +54,12 @@ impl WidenQueries {
             head_dim: desc.head_dim_qk,
             most_blocks: BLOCKS_PER_MULTIPROCESSOR * context.device().sm_count,
         }))
+    }
+
+    /// Tokens of the problem that there is room for.
+    pub fn most_tokens(desc: &AttentionDesc) -> u32 {
+        let room = MOST_BYTES / query_bytes(desc);
+        u64::from(desc.max_num_tokens).min(room) as u32
     }
 
     /// Memory for the rows of so many tokens. Rows are written in whole chunks.
@@ -140,10 +148,7 @@ pub fn missing_of_queries(desc: &AttentionDesc, q: &Tensor, o: &Tensor) -> Featu
         true => !q.is_empty() && row_alignment(q) >= PIECE,
         false => rows_suit(q),
     };
-    Features::default()
-        .and(Feature::QStrides, !q_suits)
-        .and(Feature::OStrides, !outputs_suit(o))
-        .and(Feature::Rows, q.extent(0) > i64::from(i32::MAX))
+    missing_of_rows(q_suits, q, o)
 }
 
 /// Whether queries become rows.
@@ -160,6 +165,6 @@ pub fn row_dtype(desc: &AttentionDesc) -> DType {
 }
 
 /// Bytes of the rows of a token's query heads.
-pub fn query_bytes(desc: &AttentionDesc) -> u64 {
+fn query_bytes(desc: &AttentionDesc) -> u64 {
     u64::from(desc.num_qo_heads) * u64::from(desc.head_dim_qk) * ROW_ELEMENT
 }
