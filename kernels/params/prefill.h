@@ -24,7 +24,10 @@ struct FolioPrefillParams {
     folio_u32 head_dim_qk, head_dim_vo;
     FolioPacking packing;
     // Of rows of k and v that are loaded one by one, in bytes: 8 or 16, of which their length is a multiple too.
-    folio_u32 row_alignment;
+    unsigned short row_alignment;
+    // Where rows are converted: tokens of a box of a tensor map, by which they come, and whether it has all columns of these, or
+    // 64. 0 tokens: rows come one by one.
+    unsigned char raw_box_tokens, raw_boxes_of_rows;
     FolioDivisor page_size;
     unsigned short group_blocks, group_size;
     FolioSum sum;  // of runs over keys in two parts

@@ -327,6 +327,11 @@ pub const CASES: &[Case<Setup>] = &[
     case("launch_prefill_strides", BACKEND, prefill_rows::strides),
     case("launch_prefill_fp8", BACKEND, prefill_rows::fp8),
     case(
+        "launch_prefill_boxes_of_fp8",
+        BACKEND,
+        prefill_rows::boxes_of_fp8,
+    ),
+    case(
         "launch_prefill_products_in_fp8",
         BACKEND,
         prefill_rows::products_in_fp8,

@@ -121,7 +121,7 @@ fn assert_taken(desc: AttentionDesc, k: Tensor, v: Tensor, first: &str, taken: &
     launch
 }
 
-/// Pages of sizes that no box has: the first choice, with no map but that of q.
+/// Pages of sizes that no box has: the first choice, with no map but those of q.
 pub fn small_pages() {
     for page_size in [1, 2, 3, 4, 5, 7, 12] {
         let kv = pages(page_size);
@@ -133,8 +133,7 @@ pub fn small_pages() {
             ..prompts(kv, DType::BF16)
         };
         let launch = assert_taken(desc, k, v, "bf16_d128_q128_rows", "folio_prefill_sm90_rows");
-        assert_eq!(launch.maps().len(), 1);
-        assert_eq!(launch.maps()[0].address, Q as u64);
+        assert!(launch.maps().iter().all(|map| map.address == Q as u64));
         let params = launch.params::<PrefillParams>().attention;
         assert_eq!(
             (params.page_size, params.num_pages),
@@ -182,7 +181,7 @@ pub fn fp8() {
             let [k, v] = [K, V].map(|address| cache(address, dtype, kv, apart));
             let desc = prompts(kv, dtype);
             let short = AttentionDesc {
-                max_qo_len: 512,
+                max_qo_len: 300,
                 ..desc
             };
             let by_tiles = format!("f16_kv{name}_d128_q192_rows");
@@ -190,6 +189,44 @@ pub fn fp8() {
             for (desc, first) in [(desc, widened), (short, by_tiles)] {
                 assert_taken(desc, k, v, &first, taken);
             }
+        }
+    }
+}
+
+/// Rows of fp8 come to those who convert them by boxes where maps describe them: of all columns of some tokens where rows are whole blocks
+/// of 64, else of 64 columns. Else they come one by one.
+pub fn boxes_of_fp8() {
+    for (kv, dim, tokens, of_rows, boxes) in [
+        (pages(16), 128, 16, 1, [64, 8, 2, 1, 2]),
+        (pages(8), 128, 8, 1, [64, 8, 2, 1, 1]),
+        (pages(64), 64, 64, 1, [64, 8, 1, 1, 8]),
+        (pages(64), 256, 16, 1, [64, 8, 4, 1, 2]),
+        (pages(16), 192, 16, 0, [64, 8, 1, 1, 2]),
+        (pages(16), 96, 16, 0, [64, 8, 1, 1, 2]),
+        (RAGGED, 128, 64, 0, [64, 64, 1, 0, 0]),
+        (pages(16), 72, 0, 0, [0; 5]),
+        (pages(5), 128, 0, 0, [0; 5]),
+        (pages(1), 128, 0, 0, [0; 5]),
+    ] {
+        let desc = of_width(
+            AttentionDesc {
+                max_qo_len: 300,
+                ..prompts(kv, DType::F8E4M3)
+            },
+            dim,
+        );
+        let [k, v] = [K, V].map(|address| cache_of_width(address, &desc));
+        let (_, launch) = run(desc, k, v);
+        assert_eq!(launch.name(), "folio_prefill_sm90_rows");
+        let params = launch.params::<PrefillParams>();
+        let told = (params.raw_box_tokens, params.raw_boxes_of_rows);
+        assert_eq!(told, (tokens, of_rows), "{kv:?} {dim}");
+        let [_, of_keys, of_values] = <[_; 3]>::try_from(launch.maps()).unwrap();
+        if tokens > 0 {
+            assert_eq!((of_keys.address, of_values.address), (K as u64, V as u64));
+            assert_eq!((of_keys.boxes, of_keys.swizzle), (boxes, 0), "{kv:?} {dim}");
+        } else {
+            assert_eq!((of_keys.address, of_values.address), (Q as u64, Q as u64));
         }
     }
 }
@@ -251,7 +288,7 @@ pub fn types_of_queries() {
         let desc = AttentionDesc {
             q_dtype,
             o_dtype: q_dtype,
-            max_qo_len: 512,
+            max_qo_len: 300,
             ..prompts(kv, kv_dtype)
         };
         let [k, v] = [K, V].map(|address| cache(address, kv_dtype, kv, TOKEN));

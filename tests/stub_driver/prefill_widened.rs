@@ -41,6 +41,14 @@ fn prompts(page_size: u32, [q_dtype, kv_dtype, o_dtype]: [DType; 3]) -> Attentio
     }
 }
 
+/// The same of two heads for each KV head, as many products as pay over fp8.
+fn prompts_of_pairs(types: [DType; 3]) -> AttentionDesc {
+    AttentionDesc {
+        num_qo_heads: 2 * HEADS,
+        ..prompts(16, types)
+    }
+}
+
 /// Two requests of so many rows and 1000 keys.
 fn planned(desc: AttentionDesc, rows: i32) -> Handle {
     let mut handle = Handle::of(&context(), desc).unwrap();
@@ -121,7 +129,7 @@ pub fn keys_in_fp8() {
     for graph in [false, true] {
         let desc = AttentionDesc {
             graph,
-            ..prompts(16, [DType::BF16, E4M3, DType::BF16])
+            ..prompts_of_pairs([DType::BF16, E4M3, DType::BF16])
         };
         let handle = planned(desc, 1000);
         let args = arguments(&desc, 1000);
@@ -168,10 +176,10 @@ pub fn queries_in_fp8() {
     ] {
         let o_scale = if types[2].is_fp8() { 0.5 } else { 1.0 };
         let of_requests = at(V_SCALES, DType::F32, &[2, HEADS.into()], None);
-        let desc = prompts(16, types);
+        let desc = prompts_of_pairs(types);
         let handle = planned(desc, 1000);
         let name = handle.attention.kernel();
-        let suffix = format!("f16_d128_q128_ragged_widened_from_{kernel}");
+        let suffix = format!("f16_d128_q192_ragged_widened_from_{kernel}");
         assert!(name.ends_with(&suffix), "{name}");
         let args = AttentionArgs {
             v_scale: 3.0,
@@ -192,11 +200,11 @@ pub fn queries_in_fp8() {
         let widened = launches[2].params::<WidenParams>();
         assert_eq!((widened.q.data, widened.num_tokens), (Q as u64, 2000));
         assert_eq!(widened.row_dtype, 1);
-        assert_eq!(widened.num_qo_heads.divisor, HEADS);
+        assert_eq!(widened.num_qo_heads.divisor, 2 * HEADS);
         // Behind the rows of values.
-        let row = u64::from(HEADS * DIM) * 2;
-        assert!(widened.q_rows >= widened.v_rows + 2080 * row);
-        assert!(widened.first_row >= widened.q_rows + 2000 * row);
+        let row_of_keys = u64::from(HEADS * DIM) * 2;
+        assert!(widened.q_rows >= widened.v_rows + 2080 * row_of_keys);
+        assert!(widened.first_row >= widened.q_rows + 2000 * 2 * row_of_keys);
         assert_eq!(launches[3].maps()[0].address, widened.q_rows);
         let taken = launches[3].params::<PrefillParams>().attention;
         assert_eq!(taken.flags >> O_DTYPE_SHIFT, o_dtype);
@@ -211,7 +219,7 @@ pub fn queries_in_fp8() {
 /// decodes with more rows than a decode kernel has.
 pub fn queries_in_fp8_alone() {
     let recorder = recorder();
-    let prompts = prompts(16, [E4M3, E4M3, DType::BF16]);
+    let prompts = prompts_of_pairs([E4M3, E4M3, DType::BF16]);
     let drafts = AttentionDesc {
         kind: Kind::Decode,
         num_kv_heads: 1,
@@ -249,7 +257,7 @@ pub fn queries_in_fp8_alone() {
 /// Which queries in fp8 do not: rows that do not start at 8 bytes.
 pub fn portable_takes_other_queries_in_fp8() {
     let recorder = recorder();
-    let desc = prompts(16, [E4M3, E4M3, DType::BF16]);
+    let desc = prompts_of_pairs([E4M3, E4M3, DType::BF16]);
     let args = arguments(&desc, 1000);
     let long = planned(desc, 1000);
     let skewed = AttentionArgs {
@@ -279,7 +287,7 @@ pub fn beside_fp8_products() {
     let recorder = recorder();
     let desc = AttentionDesc {
         fp8_products: true,
-        ..prompts(16, [E4M3, E4M3, DType::BF16])
+        ..prompts_of_pairs([E4M3, E4M3, DType::BF16])
     };
     let handle = planned(desc, 1000);
     let args = under_a_mask(&arguments(&desc, 1000), 1000);
@@ -296,7 +304,7 @@ pub fn without_fp8_products() {
             fp8_products: true,
             head_dim_qk: head_dim,
             head_dim_vo: head_dim,
-            ..prompts(16, [E4M3, E4M3, DType::BF16])
+            ..prompts_of_pairs([E4M3, E4M3, DType::BF16])
         };
         let launches = launches(&recorder, &planned(desc, 1000), &arguments(&desc, 1000));
         assert_eq!(launches[2].name(), "folio_widen_queries");
@@ -348,7 +356,7 @@ pub fn small_pages() {
             let masked = under_a_mask(&arguments(&desc, few_rows.into()), few_rows.into());
             let masked = launches(&recorder, &planned(desc, few_rows), &masked);
             assert_eq!(masked[0].name(), "folio_prefill_sm90_rows");
-            assert_eq!(masked[0].maps().len(), 1);
+            assert!(masked[0].maps().iter().all(|map| map.address == Q as u64));
         }
     }
 }

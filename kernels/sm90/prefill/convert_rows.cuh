@@ -1,6 +1,6 @@
-// Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16. A lane copies 16
-// bytes at a time to a place of its own, or 8 where rows are aligned to no more, and converts them when they have landed:
-// nobody else reads them.
+// Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16. They come to a ring
+// of their own, by boxes of 64 columns where tensor maps describe them, else one by one, 16 bytes a lane and copy, or 8
+// where rows are aligned to no more. A lane converts 16 bytes at a time when they have landed.
 //
 // K and V of a step are two units, K first. Warps take units in turn, so that what a unit costs beside its rows, addresses
 // and barriers, is one warp's time. As many units are under way as there is room for, also those of the next tile: that
@@ -16,6 +16,7 @@ namespace folio::prefill {
 template <class Fp8>
 class RowConverter {
     static_assert(CacheRows<Fp8>::row_bytes(64) == 64, "the rows of a piece are those of an atom");
+    static constexpr u32 PIECE_BYTES = PIECE_ROWS * 64;
 
 public:
     __device__ __forceinline__ RowConverter(const RowWarp &rows, const TileReader &reader)
@@ -76,7 +77,7 @@ private:
     __device__ __forceinline__ void request_units() {
 #pragma unroll 1
         while (pending < MOST_PENDING) {
-            if (position >= units) {
+            if (position >= units()) {
                 if (!begin_tile() || pending > 0) return;
             } else {
                 if (pending > 0 && !is_over(empty(requested.index), requested.parity ^ 1)) return;
@@ -88,10 +89,9 @@ private:
     // False where there is none, or none yet.
     __device__ __forceinline__ bool begin_tile() {
         if (ended || (pending > 0 && !reader.announced())) return false;
-        position -= units;
+        position -= units();
         work = reader.next();
-        units = 2 * work.num_steps;
-        ended = units == 0;
+        ended = work.num_steps == 0;
         if (ended) return false;
         find_places();
         return true;
@@ -99,18 +99,23 @@ private:
 
     // Of the unit at `position`, where the tile has it.
     __device__ __forceinline__ void find_places() {
-        if (position < units) places = rows.find(work, work.first_block - static_cast<int>(position / 2));
+        if (position >= units()) return;
+        const int block = work.first_block - static_cast<int>(position / 2);
+        if (box_tokens() == 0) {
+            places = rows.find(work, block);
+        } else {
+            rows.find_row(work, block * BLOCK + lane_box() * box_tokens(), places.page[0], places.token[0]);
+        }
     }
 
     __device__ __forceinline__ void request() {
         mbarrier_wait(empty(requested.index), requested.parity ^ 1);
         if (position % 2 != 0) {
-            copy<DIM_VO>(rows.params.v, rows.value_bytes());
+            bring<DIM_VO>(rows.params.v, rows.maps.v, rows.value_bytes());
         } else {
             if (rows.lane == 0) announce_end(rows.shared, work.num_steps - static_cast<int>(position / 2));
-            copy<DIM_QK>(rows.params.k, rows.key_bytes());
+            bring<DIM_QK>(rows.params.k, rows.maps.k, rows.key_bytes());
         }
-        mbarrier_arrive_by_copies(full(requested.index));
         ++pending;
         requested.advance();
         position += FILLING_WARPS;
@@ -142,25 +147,80 @@ private:
         rows.await_empty(empty, target.stage);
     }
 
+    // Of the tile.
+    __device__ __forceinline__ u32 units() const { return 2 * work.num_steps; }
+
     __device__ __forceinline__ u32 full(u32 slot) const { return rows.shared + RAW_FULL + 8 * slot; }
     __device__ __forceinline__ u32 empty(u32 slot) const { return rows.shared + RAW_EMPTY + 8 * slot; }
 
-    // Raw bytes of the lane: [piece][64-column block][lane][16 bytes].
-    __device__ __forceinline__ u32 raw(u32 slot) const { return rows.shared + RAW + slot * RAW_BYTES + 16 * rows.lane; }
+    // Where a lane's 16 bytes of a unit are: [64-column block][row][64 bytes], or, by boxes of all columns,
+    // [8-token group][64-column block][row][64 bytes].
+    struct Layout {
+        u32 block_stride, piece_stride;
+    };
+    static_assert(!CONVERTS || PIECE_ROWS == 8, "pieces are groups of a map");
+
+    __device__ __forceinline__ Layout layout(u32 blocks) const {
+        const bool of_rows = rows.prefill.raw_boxes_of_rows;
+        return {of_rows ? PIECE_BYTES : BLOCK * 64, of_rows ? blocks * PIECE_BYTES : PIECE_BYTES};
+    }
+
+    __device__ __forceinline__ u32 raw(u32 slot) const { return rows.shared + RAW + slot * RAW_BYTES; }
 
     template <int DIM>
-    __device__ __forceinline__ void copy(const FolioCache &cache, u32 row_bytes) const {
-        const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
-        if (rows.prefill.row_alignment >= 16) {
-            copy_by<16, DIM>(addresses, row_bytes, raw(requested.index));
+    __device__ __forceinline__ void bring(const FolioCache &cache, const TensorMap *map, u32 row_bytes) const {
+        if (box_tokens() != 0) {
+            load_boxes<DIM>(cache, map);
         } else {
-            copy_by<8, DIM>(addresses, row_bytes, raw(requested.index));
+            const Addresses addresses(cache, places, rows.params.num_pages, work.kv_head);
+            if (rows.prefill.row_alignment >= 16) {
+                copy_by<16, DIM>(addresses, row_bytes);
+            } else {
+                copy_by<8, DIM>(addresses, row_bytes);
+            }
+            mbarrier_arrive_by_copies(full(requested.index));
+        }
+    }
+
+    // Lanes i and i + 16 load the same tokens, of even and of odd blocks of columns, or lane i alone.
+    static constexpr u32 BOX_LANES = 16;
+    static_assert(BLOCK / 8 <= BOX_LANES, "a lane per box of tokens");
+
+    __device__ __forceinline__ u32 box_tokens() const { return rows.prefill.raw_box_tokens; }
+    __device__ __forceinline__ u32 lane_box() const { return rows.lane % BOX_LANES; }
+
+    // Pages that the cache does not have, and boxes past the last key, read as zeros.
+    template <int DIM>
+    __device__ __forceinline__ void load_boxes(const FolioCache &cache, const TensorMap *map) const {
+        constexpr u32 BLOCKS = column_blocks(DIM);
+        const u32 full = this->full(requested.index), first = lane_box() * box_tokens(), second = rows.lane / BOX_LANES;
+        if (rows.lane == 0) mbarrier_arrive_expect(full, BLOCKS * PIECES * PIECE_BYTES);
+        __syncwarp();
+        const bool of_rows = rows.prefill.raw_boxes_of_rows;
+        if (first >= BLOCK || (of_rows && second != 0)) return;
+        const bool ragged = rows.params.plan.page_ids == nullptr;
+        int place = OUTSIDE;
+        if (static_cast<u32>(places.page[0]) < rows.params.num_pages) {
+            const u32 groups_of_page = static_cast<u32>(cache.stride_page >> 3) / static_cast<u32>(cache.stride_token);
+            place = ragged ? places.page[0] : places.page[0] * groups_of_page + places.token[0] / 8;
+        }
+        const Layout lies = layout(BLOCKS);
+        const u32 target = raw(requested.index) + first / PIECE_ROWS * lies.piece_stride;
+        const u32 end = of_rows ? 1 : BLOCKS;
+#pragma unroll 1
+        for (u32 block = second; block < end; block += 32 / BOX_LANES) {
+            const u32 to = target + block * lies.block_stride, column = BLOCK_COLUMNS * block;
+            if (ragged) {
+                tma_load_3d(to, map, full, column, place, work.kv_head);
+            } else {
+                tma_load_5d(to, map, full, column, 0, 0, work.kv_head, place);
+            }
         }
     }
 
     template <u32 BYTES, int DIM>
-    __device__ __forceinline__ void copy_by(const Addresses &addresses, u32 row_bytes, u32 raw) const {
-        const u32 column = 16 * (rows.lane % ROW_LANES);
+    __device__ __forceinline__ void copy_by(const Addresses &addresses, u32 row_bytes) const {
+        const u32 column = 16 * (rows.lane % ROW_LANES), target = raw(requested.index) + 16 * rows.lane;
 #pragma unroll
         for (u32 piece = 0; piece < PIECES; ++piece) {
             const u64 row = addresses.of_piece(piece, rows.lane);
@@ -170,31 +230,43 @@ private:
 #pragma unroll
                 for (u32 part = 0; part < 16; part += BYTES) {
                     const bool exists = row != 0 && column + 64 * block + part < row_bytes;
-                    cp_async<BYTES>(raw + 512 * (piece * column_blocks(DIM) + block) + part, source + 64 * block + part,
-                                    exists ? BYTES : 0);
+                    cp_async<BYTES>(target + block * BLOCK * 64 + PIECE_BYTES * piece + part,
+                                    source + 64 * block + part, exists ? BYTES : 0);
                 }
             }
         }
     }
 
-    // 16 bytes become two chunks. Four are read before the first is converted: one by one, each would wait for shared memory.
+    // Pieces that are read before the first is converted: one by one, each would wait for shared memory. There are registers for
+    // five loads.
+    static constexpr __device__ __forceinline__ u32 pieces_together(u32 blocks) {
+        u32 together = 5 / blocks;
+        while (PIECES % together != 0) --together;
+        return together;
+    }
+
+    // 16 bytes become two chunks.
     template <int DIM>
     __device__ __forceinline__ void convert(u32 tile) const {
-        constexpr u32 BLOCKS = column_blocks(DIM), TOGETHER = BLOCKS < 4 && PIECES % (4 / BLOCKS) == 0 ? 4 / BLOCKS : 1;
+        constexpr u32 BLOCKS = column_blocks(DIM), TOGETHER = pieces_together(BLOCKS);
         // Swizzled: chunk c of row r of an atom lies at c ^ r.
         const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES * 2;
-        u32 raw = this->raw(oldest.index), target = rows.shared + tile + row * 128 + ((chunk ^ row) << 4);
+        const Layout lies = layout(BLOCKS);
+        u32 raw = this->raw(oldest.index) + 16 * rows.lane,
+            target = rows.shared + tile + row * 128 + ((chunk ^ row) << 4);
 #pragma unroll 1
         for (u32 piece = 0; piece < PIECES; piece += TOGETHER) {
             uint4 bytes[TOGETHER][BLOCKS];
 #pragma unroll
-            for (u32 i = 0; i < TOGETHER * BLOCKS; ++i) bytes[i / BLOCKS][i % BLOCKS] = ld_shared_v4(raw + 512 * i);
+            for (u32 i = 0; i < TOGETHER * BLOCKS; ++i)
+                bytes[i / BLOCKS][i % BLOCKS] =
+                    ld_shared_v4(raw + i % BLOCKS * lies.block_stride + i / BLOCKS * lies.piece_stride);
 #pragma unroll
             for (u32 i = 0; i < TOGETHER * BLOCKS; ++i) {
                 const u32 of_piece = target + i / BLOCKS * ATOM_BYTES;
                 store_widened(bytes[i / BLOCKS][i % BLOCKS], of_piece + i % BLOCKS * KEY_COLUMN_STRIDE);
             }
-            raw += 512 * TOGETHER * BLOCKS;
+            raw += TOGETHER * lies.piece_stride;
             target += TOGETHER * ATOM_BYTES;
         }
     }
@@ -211,9 +283,9 @@ private:
 
     const RowWarp rows;
     TileReader reader;
-    // What is requested next: the unit of a tile at `position` of its `units`, or one of a later tile.
-    Work work;
-    u32 position, units = 0;
+    // What is requested next: the unit of a tile at `position`, or one of a later tile.
+    Work work = {};
+    u32 position;
     Places places;
     bool ended = false;
     Slot requested;

@@ -316,7 +316,8 @@ private:
         constexpr int ROW_PIECES = VALUE_COLUMN_BLOCKS * 8;
         const int box = box_tokens(params), first_key = block * BLOCK;
         const int begin = tile.end_in(block, tile.kv_end) - first_key;
-        const int end = KV_ROWS == KvRows::RAGGED ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
+        const bool to_end = KV_ROWS == KvRows::RAGGED || (CONVERTS && prefill_of(params).raw_box_tokens != 0);
+        const int end = to_end ? BLOCK : min(BLOCK, (tile.kv_end + box - 1) / box * box - first_key);
         if (begin >= end || !turn.has_keys()) return;
         await_values();
         const u32 buffer = shared + VALUES + value.index * VALUE_BYTES;
@@ -343,7 +344,8 @@ private:
     float power[2] = {1.0f, 1.0f};  // what the queries of the thread's rows were divided by
 };
 
-__device__ __forceinline__ void init_barriers(u32 shared) {
+// `raw_arrivals`: how often it is said that rows to convert have come.
+__device__ __forceinline__ void init_barriers(u32 shared, u32 raw_arrivals) {
     constexpr u32 WARPS = 4;
     for (int i = 0; i < QUERY_STAGES * CONSUMERS; ++i) {
         mbarrier_init(shared + QUERY_FULL + 8 * i, 1);
@@ -358,7 +360,7 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
         mbarrier_init(shared + VALUE_EMPTY + 8 * i, WARPS * CONSUMERS);
     }
     for (u32 i = 0; i != RAW_STAGES; ++i) {
-        mbarrier_init(shared + RAW_FULL + 8 * i, 32);
+        mbarrier_init(shared + RAW_FULL + 8 * i, raw_arrivals);
         mbarrier_init(shared + RAW_EMPTY + 8 * i, 1);
     }
     for (int i = 0; i < TILE_SLOTS; ++i) {
@@ -369,12 +371,12 @@ __device__ __forceinline__ void init_barriers(u32 shared) {
     mbarrier_init_fence();
 }
 
-// `k_rope` is not used where keys are whole, and of K and V no map is where rows come one by one. `context`: where AFTER.
+// `k_rope` is not used where keys are whole, and maps of K and V are not where rows come one by one. `context`: where AFTER.
 __device__ __forceinline__ void attend(const FolioPrefillParams &params, const TensorMap &q_map, const KeyMaps &maps,
                                        const KeyMaps &context) {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     const u32 shared = shared_address(shared_bytes);
-    if (threadIdx.x == 0) init_barriers(shared);
+    if (threadIdx.x == 0) init_barriers(shared, params.raw_box_tokens != 0 ? 1 : 32);
     if (threadIdx.x == 32) tensor_map_prefetch(&q_map);
     if (threadIdx.x == 64) tensor_map_prefetch(maps.k);
     if (ROPE_DIM > 0 && threadIdx.x == 65) tensor_map_prefetch(maps.k_rope);
@@ -400,9 +402,9 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
         if constexpr (KV_ROWS != KvRows::ROWS) {
             produce(params, &q_map, maps, context, shared_bytes);
         } else if constexpr (CONVERTS) {
-            produce_rows<RowConverter<FOLIO_KV>>(params, &q_map, shared_bytes);
+            produce_rows<RowConverter<FOLIO_KV>>(params, &q_map, maps, shared_bytes);
         } else {
-            produce_rows<RowCopier<Stored>>(params, &q_map, shared_bytes);
+            produce_rows<RowCopier<Stored>>(params, &q_map, maps, shared_bytes);
         }
     } else {
         registers_grow<CONSUMER_REGISTERS>();
@@ -418,8 +420,10 @@ __device__ __forceinline__ void attend(const FolioPrefillParams &params, const T
 #if FOLIO_KV_ROWS == 2
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, folio::prefill::CTAS)
     folio_prefill_sm90_rows(const __grid_constant__ FolioPrefillParams params,
-                            const __grid_constant__ folio::TensorMap q_map) {
-    folio::prefill::attend(params, q_map, {&q_map, &q_map, &q_map}, {});
+                            const __grid_constant__ folio::TensorMap q_map,
+                            const __grid_constant__ folio::TensorMap k_map,
+                            const __grid_constant__ folio::TensorMap v_map) {
+    folio::prefill::attend(params, q_map, {&k_map, &k_map, &v_map}, {});
 }
 #elif FOLIO_ROPE_DIM > 0 && !FOLIO_AFTER
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)

@@ -44,9 +44,11 @@ struct Addresses {
 // A warp of those that fill stages.
 class RowWarp {
 public:
-    __device__ __forceinline__ RowWarp(const FolioPrefillParams &prefill, const u8 *shared_bytes, u32 warp)
+    __device__ __forceinline__ RowWarp(const FolioPrefillParams &prefill, const KeyMaps &maps, const u8 *shared_bytes,
+                                       u32 warp)
         : params(prefill.attention),
           prefill(prefill),
+          maps(maps),
           shared(shared_address(shared_bytes)),
           warp(warp),
           lane(threadIdx.x % 32) {}
@@ -58,11 +60,16 @@ public:
         for (u32 n = 0; n < ROWS_OF_LANE; ++n) {
             const u32 index = 32 * n + lane;
             const u32 row = (index / PIECE_ROWS * SHARING_WARPS + share()) * PIECE_ROWS + index % PIECE_ROWS;
-            const u32 key = block * BLOCK + row, page = divide(key, prefill.page_size);
-            places.token[n] = key - page * prefill.page_size.divisor;
-            places.page[n] = static_cast<int>(key) < work.kv_end ? page_id(work.source + page) : -1;
+            find_row(work, block * BLOCK + row, places.page[n], places.token[n]);
         }
         return places;
+    }
+
+    // Where a key of the tile's request is; page -1 past the last one.
+    __device__ __forceinline__ void find_row(const Work &work, u32 key, i32 &page_of_cache, u32 &token) const {
+        const u32 page = divide(key, prefill.page_size);
+        token = key - page * prefill.page_size.divisor;
+        page_of_cache = static_cast<int>(key) < work.kv_end ? page_id(work.source + page) : -1;
     }
 
     // Whether the warp has a piece of this number.
@@ -91,6 +98,7 @@ public:
 
     const FolioAttentionParams &params;
     const FolioPrefillParams &prefill;
+    const KeyMaps &maps;
     const u32 shared, warp, lane;
 
     // Of a row of the problem: what a tile's has beyond them reads as zeros.
@@ -110,13 +118,13 @@ private:
 
 template <class RowLoader>
 __device__ __forceinline__ void produce_rows(const FolioPrefillParams &params, const TensorMap *q_map,
-                                             u8 *shared_bytes) {
+                                             const KeyMaps &maps, u8 *shared_bytes) {
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
     if (warp == FILLING_WARPS) {
         if (threadIdx.x % 32 == 0) Scheduler(params, q_map, shared_bytes).run();
         return;
     }
-    RowLoader(RowWarp(params, shared_bytes, warp), TileReader(shared_bytes)).run();
+    RowLoader(RowWarp(params, maps, shared_bytes, warp), TileReader(shared_bytes)).run();
 }
 
 }  // namespace folio::prefill

@@ -57,7 +57,7 @@ constexpr KvRows KV_ROWS = static_cast<KvRows>(FOLIO_KV_ROWS);
 constexpr bool OWN_KEYS = KV_ROWS == KvRows::PAGED_OWN;
 constexpr bool COLUMNS_TOGETHER = KV_ROWS == KvRows::PAGED || OWN_KEYS;
 constexpr bool PAGED = COLUMNS_TOGETHER || KV_ROWS == KvRows::PAGED_COLUMNS;
-static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "tensor maps do not convert");
+static_assert(!CONVERTS || KV_ROWS == KvRows::ROWS, "boxes go to a ring of their own before they are converted");
 // Rows may go on from what they came to before, and see keys in other tensors first.
 constexpr bool AFTER = FOLIO_AFTER;
 static_assert(!AFTER || (ROPE_DIM > 0 && KV_ROWS == KvRows::RAGGED), "contexts of MLA");
@@ -171,17 +171,21 @@ struct SlotRing {
     __device__ __forceinline__ void advance() { ++count; }
 };
 
+// Of a launch, whose parameters begin with those of attention: from constant memory, where registers are few.
+__device__ __forceinline__ const FolioPrefillParams &prefill_of(const FolioAttentionParams &params) {
+    return reinterpret_cast<const FolioPrefillParams &>(params);
+}
+
+__device__ __forceinline__ const FolioPacking &packing_of(const FolioAttentionParams &params) {
+    return prefill_of(params).packing;
+}
+
 // Tokens of a TMA box: the largest power of two that divides a page and a step. Rows one by one are boxes of one.
 __device__ __forceinline__ u32 box_tokens(const FolioAttentionParams &params) {
     if constexpr (KV_ROWS == KvRows::RAGGED) return BLOCK;
     if constexpr (KV_ROWS == KvRows::ROWS) return 1;
     const u32 both = params.page_size | BLOCK;
     return both & -both;
-}
-
-// Of a launch, whose parameters begin with those of attention: from constant memory, where registers are few.
-__device__ __forceinline__ const FolioPacking &packing_of(const FolioAttentionParams &params) {
-    return reinterpret_cast<const FolioPrefillParams &>(params).packing;
 }
 
 // The position of a tile's row, counted from the tile's first; a row without one has that of the next warpgroup's first.

@@ -322,22 +322,29 @@ impl Sm90Prefill {
             dependent: inputs.dependent,
             ..self.shape_of_launch(row, run, stream)
         };
-        let params = self.params(inputs.params, inputs.q, inputs.k, inputs.v);
-        match self.maps.keys {
-            KeySource::Gather => {
-                let map = self.maps.query(inputs.q);
-                let q = map.encode(current.driver(), SWIZZLE)?;
-                // SAFETY: the kernel takes a `FolioPrefillParams` and a map; their addresses are the caller's tensors, which were
-                // checked against the plan, and the workspace. The plan's list has room for `num_items` items.
-                unsafe { launch.enqueue(current, function, &params, &[q]) }
+        let tensors = [inputs.q, inputs.k, inputs.v];
+        let raw = match self.maps.keys {
+            KeySource::Gather => self.maps.raw_boxes(row, [inputs.k, inputs.v]),
+            KeySource::Tma => None,
+        };
+        let params = PrefillParams {
+            raw_box_tokens: raw.map_or(0, |boxes| boxes.tokens),
+            raw_boxes_of_rows: raw.is_some_and(|boxes| boxes.of_rows).into(),
+            ..self.params(inputs.params, inputs.q, inputs.k, inputs.v)
+        };
+        let maps = match (self.maps.keys, raw) {
+            (KeySource::Tma, _) => self.maps.all(row, current, tensors)?,
+            (KeySource::Gather, Some(boxes)) => self.maps.raw(row, boxes, current, tensors)?,
+            // Maps of K and V that the kernel does not read.
+            (KeySource::Gather, None) => {
+                [self.maps
+                    .query(inputs.q)
+                    .encode(current.driver(), SWIZZLE)?; 3]
             }
-            KeySource::Tma => {
-                let inputs = [inputs.q, inputs.k, inputs.v];
-                let maps = self.maps.all(row, current, inputs)?;
-                // SAFETY: as above, with three maps.
-                unsafe { launch.enqueue(current, function, &params, &maps) }
-            }
-        }
+        };
+        // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors, which were
+        // checked against the plan, and the workspace. The plan's list has room for `num_items` items.
+        unsafe { launch.enqueue(current, function, &params, &maps) }
     }
 
     fn params(
@@ -365,7 +372,9 @@ impl Sm90Prefill {
             head_dim_qk: q.extent(2) as u32,
             head_dim_vo: v.extent(3) as u32,
             packing: self.maps.packing,
-            row_alignment: piece_bytes(k).min(piece_bytes(v)),
+            row_alignment: piece_bytes(k).min(piece_bytes(v)) as u16,
+            raw_box_tokens: 0,
+            raw_boxes_of_rows: 0,
             page_size: Divisor::new(attention.page_size),
             group_blocks: self.maps.packing.blocks_of(self.group_size) as u16,
             group_size: self.group_size as u16,

@@ -33,6 +33,14 @@ pub struct PrefillMaps {
     pub packing: Packing,
 }
 
+/// Boxes of rows that are converted.
+#[derive(Debug, Clone, Copy)]
+pub struct RawBoxes {
+    pub tokens: u8,
+    /// A box has all columns of its tokens, or 64.
+    pub of_rows: bool,
+}
+
 impl PrefillMaps {
     /// Of queries, keys and values.
     pub fn all(
@@ -44,15 +52,52 @@ impl PrefillMaps {
         let driver = current.driver();
         Ok([
             self.query(q).encode(driver, SWIZZLE)?,
-            self.cache(k, row).encode(driver, SWIZZLE)?,
-            self.cache(v, row).encode(driver, SWIZZLE)?,
+            self.cache(k, row, self.columns_together)
+                .encode(driver, SWIZZLE)?,
+            self.cache(v, row, self.columns_together)
+                .encode(driver, SWIZZLE)?,
         ])
+    }
+
+    /// By which rows of fp8 come that are converted; `None` where no map describes both K and V, and they come one by one.
+    pub fn raw_boxes(&self, row: &AttentionRow, [k, v]: [&Tensor; 2]) -> Option<RawBoxes> {
+        let whole_groups = match self.kv {
+            KvStorage::Paged { page_size, .. } => page_size.is_multiple_of(GROUP),
+            KvStorage::Ragged => true,
+        };
+        let described = |cache| self.missing_of_maps(cache).is_empty();
+        let converts = row.types.kv != row.types.q;
+        let shape = &row.shape;
+        let has_all = |cache: &Tensor, dim: u32| {
+            dim.is_multiple_of(BOX_COLUMNS) && cache.extent(3) == i64::from(dim)
+        };
+        let of_rows = has_all(k, shape.head_dim_qk) && has_all(v, shape.head_dim_vo);
+        (converts && whole_groups && described(k) && described(v)).then(|| RawBoxes {
+            tokens: self.box_tokens(row) as u8,
+            of_rows: of_rows && self.kv != KvStorage::Ragged,
+        })
+    }
+
+    /// Of queries, and of K and V by such boxes. They lie as they come, since who converts them reads them.
+    pub fn raw(
+        &self,
+        row: &AttentionRow,
+        boxes: RawBoxes,
+        current: &Current<'_>,
+        [q, k, v]: [&Tensor; 3],
+    ) -> Result<[TensorMap; 3]> {
+        let driver = current.driver();
+        let cache = |cache| {
+            self.cache(cache, row, boxes.of_rows)
+                .encode(driver, Swizzle::None)
+        };
+        Ok([self.query(q).encode(driver, SWIZZLE)?, cache(k)?, cache(v)?])
     }
 
     /// Of keys in two parts and values.
     pub fn split(&self, current: &Current<'_>, caches: [&Tensor; 3]) -> Result<[TensorMap; 3]> {
         let map = |cache| {
-            self.cache(cache, self.row)
+            self.cache(cache, self.row, self.columns_together)
                 .encode(current.driver(), SWIZZLE)
         };
         let [k, v, k_rope] = caches.map(map);
@@ -81,21 +126,23 @@ impl PrefillMaps {
     /// another and pages are a whole number of groups apart; a box is as many groups as a page and a step
     /// have in common. Where columns do not come together, rows are one block, of which a box has a part.
     /// Ragged: `[head][token][column]`, a box is 64 columns of a step.
-    fn cache(&self, cache: &Tensor, row: &AttentionRow) -> Map {
+    fn cache(&self, cache: &Tensor, row: &AttentionRow, columns_together: bool) -> Map {
         let heads = cache.extent(2) as u32;
         let columns = cache.extent(3) as u32;
-        let kv_tile = row.shape.kv_tile;
         let KvStorage::Paged { page_size, .. } = self.kv else {
             return Map::new(cache)
                 .dimension(columns, BOX_COLUMNS, 1)
-                .dimension(cache.extent(0) as u32, kv_tile, cache.stride(0))
+                .dimension(
+                    cache.extent(0) as u32,
+                    self.box_tokens(row),
+                    cache.stride(0),
+                )
                 .dimension(heads, 1, cache.stride(2));
         };
-        let (columns, blocks) = match self.columns_together {
+        let (columns, blocks) = match columns_together {
             true => (BOX_COLUMNS, columns / BOX_COLUMNS),
             false => (columns, 1),
         };
-        let box_tokens = 1 << (page_size | kv_tile).trailing_zeros();
         let token = cache.stride(1);
         Map::new(cache)
             .dimension(columns, BOX_COLUMNS, 1)
@@ -104,14 +151,22 @@ impl PrefillMaps {
             .dimension(heads, 1, cache.stride(2))
             .dimension(
                 num_groups(cache, page_size) as u32,
-                box_tokens / GROUP,
+                self.box_tokens(row) / GROUP,
                 i64::from(GROUP) * token,
             )
     }
 
+    /// Tokens of a box: of ragged rows a step, of pages as many as a page and a step have in common.
+    fn box_tokens(&self, row: &AttentionRow) -> u32 {
+        let kv_tile = row.shape.kv_tile;
+        match self.kv {
+            KvStorage::Paged { page_size, .. } => 1 << (page_size | kv_tile).trailing_zeros(),
+            KvStorage::Ragged => kv_tile,
+        }
+    }
+
     /// Why the maps cannot describe the cache, or its rows not be copied.
     pub fn missing_of_cache(&self, cache: &Tensor) -> Features {
-        const MOST_COORDINATES: i64 = i32::MAX as i64;
         if self.keys == KeySource::Gather {
             let least = match self.row.types.kv == self.row.types.q {
                 true => ROW_BYTES,
@@ -119,6 +174,12 @@ impl PrefillMaps {
             };
             return Features::default().and(Feature::KvStrides, row_alignment(cache) < least);
         }
+        self.missing_of_maps(cache)
+    }
+
+    /// Why no map can describe the cache.
+    fn missing_of_maps(&self, cache: &Tensor) -> Features {
+        const MOST_COORDINATES: i64 = i32::MAX as i64;
         if cache.is_empty() {
             return Feature::EmptyKv.into();
         }

@@ -309,7 +309,7 @@ const CAPPED_ONE_BY_ONE: [Shape; 3] = [D128, D128_SHORT, D256];
 
 /// Beside the tiles there are rows that are not converted yet. Those who load need registers, so that steps are shorter.
 const CONVERTING: [Shape; 5] = [
-    shape(64, 64, 192, 80),
+    shape(64, 64, 192, 96),
     shape(128, 128, 192, 80),
     shape(160, 160, 192, 48),
     shape(192, 128, 128, 80),
