@@ -35,98 +35,155 @@ pub(super) fn check(
             "q_rope: a tensor is not accepted but by MLA; none is".into(),
         ));
     }
-    let heads = Extent::Is(desc.num_qo_heads.into());
-    let tokens = Extent::AtLeast(planned.num_tokens);
-    let rows = |name, tensor, dtype, dim: u32| {
-        Named { name, tensor }
-            .on(device)?
-            .of(dtype)?
-            .shaped(&[tokens, heads, Extent::Is(dim.into())])?
-            .unit_last_stride()
-    };
-    let q = rows("q", args.q, desc.q_dtype, desc.head_dim_qk)?.tensor;
-    let o = rows("o", args.o, desc.o_dtype, desc.head_dim_vo)?
-        .writable()?
-        .tensor;
-    let lse = optional_lse("lse", args.lse, &[tokens, heads], device)?;
-    let per_head = |name, tensor: Option<Tensor>| {
-        tensor
-            .map(|tensor| dense(named(name, tensor), DType::F32, &[heads], device))
-            .transpose()
-    };
-    let alibi_slopes = match args.alibi_slopes {
-        Some(slopes) if slopes.rank() == 2 => {
-            let extents = [Extent::Is(planned.batch_size), heads];
-            let slopes = named("alibi_slopes", slopes);
-            Some(dense(slopes, DType::F32, &extents, device)?)
-        }
-        slopes => per_head("alibi_slopes", slopes)?,
-    };
-    if args.alibi_sqrt && alibi_slopes.is_none() {
-        return Err(without("flags: ALIBI_SQRT", "alibi_slopes"));
-    }
-    let kv_heads = i64::from(desc.num_kv_heads);
-    let (k, k_rope) = keys(args, desc, planned, device)?;
-    let v = cache(
-        "v",
-        args.v,
+    let run = RunOf {
         desc,
-        (Side::Value, desc.head_dim_vo),
         planned,
         device,
-    )?;
-    let beside = |cache: &Tensor, dim: u32| Beside {
-        format: desc.kv_format,
-        layout: match desc.kv {
-            KvStorage::Paged { layout, .. } => layout,
-            KvStorage::Ragged => KvLayout::Nhd,
-        },
-        device,
-        num_pages: cache.extent(0),
-        page_size: cache.extent(1),
-        num_kv_heads: kv_heads,
-        dim: dim.into(),
-        is_output: false,
     };
-    let (of_k, of_v) = (beside(&k, desc.head_dim_qk), beside(&v, desc.head_dim_vo));
-    let scales = |name, scales, of: &Beside| match desc.kv_format.has_scales_beside() {
-        true => of.scales(name, scales),
-        false => request_scales(name, scales, [planned.batch_size, kv_heads], device),
-    };
-    let q_scales = request_scales(
-        "q_scales",
-        args.q_scales,
-        [planned.batch_size, kv_heads],
-        device,
-    )?;
-    let [sm_scale, q_scale, k_scale] = logits_scales(args, desc)?;
-    Ok(Checked::new(AttentionArgs {
-        q,
-        k,
-        k_rope,
-        v,
-        o,
-        lse,
-        sm_scale,
-        q_scale,
-        k_scale,
-        q_scales,
-        k_scales: scales("k_scales", args.k_scales, &of_k)?,
-        k_zero_points: of_k.zero_points("k_zero_points", args.k_zero_points)?,
-        v_scale: value_scale(args.v_scale)?,
-        v_scales: scales("v_scales", args.v_scales, &of_v)?,
-        v_zero_points: of_v.zero_points("v_zero_points", args.v_zero_points)?,
-        o_scale: output_scale(args.o_scale, desc.o_dtype)?,
-        o_scales: output_scales(args.o_scales, desc.o_dtype, device)?,
-        logits_soft_cap: soft_cap(args.logits_soft_cap)?,
-        mask: mask(args, planned, device)?,
-        custom_mask_indptr: custom_mask_indptr(args, planned, device)?,
-        mm_prefix_ranges: mm_prefix(args, planned, device)?,
-        alibi_slopes,
-        score_bias: score_bias(args, desc, planned, device)?,
-        sinks: per_head("sinks", args.sinks)?,
-        ..*args
-    }))
+    let args = run.rows(args)?;
+    let args = run.caches(&args)?;
+    let args = run.scales(&args)?;
+    let args = run.logits(&args)?;
+    run.visible_keys(&args).map(Checked::new)
+}
+
+/// What arguments are checked against. Each step returns them with those that it checked as backends get them.
+struct RunOf<'a> {
+    desc: &'a AttentionDesc,
+    planned: &'a Planned,
+    device: Device,
+}
+
+impl RunOf<'_> {
+    fn heads(&self) -> Extent {
+        Extent::Is(self.desc.num_qo_heads.into())
+    }
+
+    /// What a row of q has, and what becomes of it.
+    fn rows(&self, args: &AttentionArgs) -> Result<AttentionArgs> {
+        let desc = self.desc;
+        let tokens = Extent::AtLeast(self.planned.num_tokens);
+        let rows = |name, tensor, dtype, dim: u32| {
+            Named { name, tensor }
+                .on(self.device)?
+                .of(dtype)?
+                .shaped(&[tokens, self.heads(), Extent::Is(dim.into())])?
+                .unit_last_stride()
+        };
+        let q = rows("q", args.q, desc.q_dtype, desc.head_dim_qk)?.tensor;
+        let o = rows("o", args.o, desc.o_dtype, desc.head_dim_vo)?;
+        Ok(AttentionArgs {
+            q,
+            o: o.writable()?.tensor,
+            lse: optional_lse("lse", args.lse, &[tokens, self.heads()], self.device)?,
+            ..*args
+        })
+    }
+
+    fn caches(&self, args: &AttentionArgs) -> Result<AttentionArgs> {
+        let (desc, planned, device) = (self.desc, self.planned, self.device);
+        let (k, k_rope) = keys(args, desc, planned, device)?;
+        let side = (Side::Value, desc.head_dim_vo);
+        let v = cache("v", args.v, desc, side, planned, device)?;
+        Ok(AttentionArgs {
+            k,
+            k_rope,
+            v,
+            ..*args
+        })
+    }
+
+    /// What elements of the tensors are multiplied by. Those of caches have been checked.
+    fn scales(&self, args: &AttentionArgs) -> Result<AttentionArgs> {
+        let (desc, device) = (self.desc, self.device);
+        let of_requests = [self.planned.batch_size, desc.num_kv_heads.into()];
+        let (of_k, of_v) = (
+            self.beside(&args.k, desc.head_dim_qk),
+            self.beside(&args.v, desc.head_dim_vo),
+        );
+        let of_cache = |name, scales, of: &Beside| match desc.kv_format.has_scales_beside() {
+            true => of.scales(name, scales),
+            false => request_scales(name, scales, of_requests, device),
+        };
+        let q_scales = request_scales("q_scales", args.q_scales, of_requests, device)?;
+        let [sm_scale, q_scale, k_scale] = logits_scales(args, desc)?;
+        Ok(AttentionArgs {
+            sm_scale,
+            q_scale,
+            q_scales,
+            k_scale,
+            k_scales: of_cache("k_scales", args.k_scales, &of_k)?,
+            k_zero_points: of_k.zero_points("k_zero_points", args.k_zero_points)?,
+            v_scale: value_scale(args.v_scale)?,
+            v_scales: of_cache("v_scales", args.v_scales, &of_v)?,
+            v_zero_points: of_v.zero_points("v_zero_points", args.v_zero_points)?,
+            o_scale: output_scale(args.o_scale, desc.o_dtype)?,
+            o_scales: output_scales(args.o_scales, desc.o_dtype, device)?,
+            ..*args
+        })
+    }
+
+    /// What stands beside a cache of rows of `dim` elements.
+    fn beside(&self, cache: &Tensor, dim: u32) -> Beside {
+        let desc = self.desc;
+        Beside {
+            format: desc.kv_format,
+            layout: match desc.kv {
+                KvStorage::Paged { layout, .. } => layout,
+                KvStorage::Ragged => KvLayout::Nhd,
+            },
+            device: self.device,
+            num_pages: cache.extent(0),
+            page_size: cache.extent(1),
+            num_kv_heads: desc.num_kv_heads.into(),
+            dim: dim.into(),
+            is_output: false,
+        }
+    }
+
+    /// What happens to logits beside their scale.
+    fn logits(&self, args: &AttentionArgs) -> Result<AttentionArgs> {
+        let per_head = |name, tensor: Option<Tensor>| {
+            let dense = |tensor| {
+                dense(
+                    named(name, tensor),
+                    DType::F32,
+                    &[self.heads()],
+                    self.device,
+                )
+            };
+            tensor.map(dense).transpose()
+        };
+        let alibi_slopes = match args.alibi_slopes {
+            Some(slopes) if slopes.rank() == 2 => {
+                let extents = [Extent::Is(self.planned.batch_size), self.heads()];
+                let slopes = named("alibi_slopes", slopes);
+                Some(dense(slopes, DType::F32, &extents, self.device)?)
+            }
+            slopes => per_head("alibi_slopes", slopes)?,
+        };
+        if args.alibi_sqrt && alibi_slopes.is_none() {
+            return Err(without("flags: ALIBI_SQRT", "alibi_slopes"));
+        }
+        Ok(AttentionArgs {
+            logits_soft_cap: soft_cap(args.logits_soft_cap)?,
+            alibi_slopes,
+            score_bias: score_bias(args, self.desc, self.planned, self.device)?,
+            sinks: per_head("sinks", args.sinks)?,
+            ..*args
+        })
+    }
+
+    /// Which keys a row sees.
+    fn visible_keys(&self, args: &AttentionArgs) -> Result<AttentionArgs> {
+        let (planned, device) = (self.planned, self.device);
+        Ok(AttentionArgs {
+            mask: mask(args, planned, device)?,
+            custom_mask_indptr: custom_mask_indptr(args, planned, device)?,
+            mm_prefix_ranges: mm_prefix(args, planned, device)?,
+            ..*args
+        })
+    }
 }
 
 /// k, and k_rope where keys are in two parts.
