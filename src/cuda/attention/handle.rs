@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::candidates::Candidates;
 use super::combine::{Combine, SplitRows};
 use super::fold_scales::FoldScales;
-use super::kernel::Run;
+use super::kernel::{AttentionKernel, Run};
 use super::mask_items::{MaskItems, Places};
 use super::narrow::{Narrow, Room};
 use super::planner::Planner;
@@ -21,9 +21,11 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, blocks_of};
 use crate::cuda::items_params::MaskItemsParams;
 use crate::cuda::kernels::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
-use crate::cuda::params::{PlanView, SumParams};
+use crate::cuda::lse_params::RoundLseParams;
+use crate::cuda::params::{AttentionParams, PlanView, SumParams};
 use crate::cuda::plan::regions::{PlanningRegions, view};
 use crate::cuda::plan::staging::{BUFFERS, Ring};
+use crate::cuda::scales_params::FoldScalesParams;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
@@ -83,6 +85,33 @@ struct Planned {
     num_tokens: u64,
     /// Address of what kernels asked for.
     scratch: u64,
+}
+
+impl Planned {
+    /// A run of the plan, whose new tokens are appended before it.
+    fn run<'a>(
+        &self,
+        args: &'a Checked<AttentionArgs>,
+        params: &'a AttentionParams,
+        earlier: Earlier,
+    ) -> Result<Run<'a>> {
+        Ok(Run {
+            args,
+            params,
+            num_items: blocks_of("qo_indptr and kv_len", self.num_items as u64)?,
+            q_tile: self.q_tile,
+            q_tile_is_exact: self.q_tile_is_exact,
+            has_few_keys: self.has_few_keys,
+            num_keys: self.num_keys,
+            num_rows: self.num_rows,
+            num_requests: self.num_requests,
+            num_tokens: self.num_tokens,
+            keys: self.keys,
+            scratch: self.scratch,
+            new_tokens: None,
+            earlier,
+        })
+    }
 }
 
 impl CudaAttention {
@@ -405,6 +434,17 @@ struct Around<'a> {
     earlier: Earlier,
 }
 
+/// What is enqueued for a run.
+struct Launches<'a> {
+    /// Of new tokens that the kernel does not append.
+    append: Option<&'a Append<'a>>,
+    folded: Option<FoldScalesParams>,
+    items: Option<&'a MaskItemsParams>,
+    kernel: &'a dyn AttentionKernel,
+    split: SplitRows,
+    rounded: Option<RoundLseParams>,
+}
+
 impl CudaAttention {
     /// Computes the requests that are planned. Where the batch has others, `last` computes those afterwards, and rounds the lse
     /// of all.
@@ -428,16 +468,9 @@ impl CudaAttention {
         args: &Checked<AttentionArgs>,
         stream: Stream,
     ) -> Result<bool> {
-        let last = around.last;
         let planned = self.planned()?;
         let current = self.context.enter()?;
-        current.check_stream(stream)?;
-        if !self.desc.graph && current.is_capturing(stream)? {
-            return Err(Error::Capture(
-                "run: the stream is captured and this handle is not for graphs; one made with the graph flag is"
-                    .into(),
-            ));
-        }
+        self.check_stream(&current, stream)?;
         check_run(args, &self.desc)?;
         let masked = self.items_as_mask(args, &planned)?;
         let (items, args) = match &masked {
@@ -452,60 +485,74 @@ impl CudaAttention {
             &planned.mask_starts,
             args,
         );
-        let earlier = around.earlier;
-        params.flags |= SumParams::flags(earlier.sum.as_ref());
+        params.flags |= SumParams::flags(around.earlier.sum.as_ref());
         let folded = self.fold_scales.fold(args, planned.scales, &mut params);
-        let lse_room = last.map_or(Ok(planned), CudaAttention::planned)?.lse;
+        let lse_room = around.last.map_or(Ok(planned), CudaAttention::planned)?.lse;
         let rounded = self.round_lse.redirect(args, lse_room, &mut params);
-        let mut run = Run {
-            args,
-            params: &params,
-            num_items: blocks_of("qo_indptr and kv_len", planned.num_items as u64)?,
-            q_tile: planned.q_tile,
-            q_tile_is_exact: planned.q_tile_is_exact,
-            has_few_keys: planned.has_few_keys,
-            num_keys: planned.num_keys,
-            num_rows: planned.num_rows,
-            num_requests: planned.num_requests,
-            num_tokens: planned.num_tokens,
-            keys: planned.keys,
-            scratch: planned.scratch,
-            new_tokens: None,
-            earlier,
-        };
+        let mut run = planned.run(args, &params, around.earlier)?;
         // Before the lock: it may log, and the host's sink may do anything.
         let kernel = self.candidates.pick(&run);
-        if !earlier.is_nothing() && !kernel.goes_on(&run) {
+        if !around.earlier.is_nothing() && !kernel.goes_on(&run) {
             return Ok(false);
         }
         let tokens = around.append.map(|append| append.args);
         let new_tokens = tokens.and_then(|tokens| kernel.new_tokens(&run, tokens));
         run.new_tokens = new_tokens.as_ref();
+        let launches = Launches {
+            append: around.append.filter(|_| new_tokens.is_none()),
+            folded,
+            items,
+            kernel,
+            split: planned.split,
+            rounded: rounded.filter(|_| around.last.is_none()),
+        };
+        self.launch(&launches, &run, &current, stream)?;
+        Ok(true)
+    }
+
+    fn check_stream(&self, current: &Current<'_>, stream: Stream) -> Result<()> {
+        current.check_stream(stream)?;
+        if self.desc.graph || !current.is_capturing(stream)? {
+            return Ok(());
+        }
+        Err(Error::Capture(
+            "run: the stream is captured and this handle is not for graphs; one made with the graph flag is"
+                .into(),
+        ))
+    }
+
+    /// Enqueues what a run is, in order.
+    fn launch(
+        &self,
+        launches: &Launches<'_>,
+        run: &Run<'_>,
+        current: &Current<'_>,
+        stream: Stream,
+    ) -> Result<()> {
         let _enqueuing = self
             .enqueuing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let (None, Some(append)) = (&new_tokens, around.append) {
+        if let Some(append) = launches.append {
             append.enqueue(stream)?;
         }
-        if let Some(folded) = folded {
-            self.fold_scales.launch(&current, &folded, stream)?;
+        if let Some(folded) = &launches.folded {
+            self.fold_scales.launch(current, folded, stream)?;
         }
-        if let (Some(kernel), Some(items)) = (&self.mask_items, items) {
-            kernel.launch(&current, items, planned.num_requests, stream)?;
+        if let (Some(kernel), Some(items)) = (&self.mask_items, launches.items) {
+            kernel.launch(current, items, run.num_requests, stream)?;
         }
-        kernel.launch(&current, &run, stream)?;
-        if planned.split.most() > 0 {
-            let of_parts = (&kernel.of_parts(&run), earlier.sum.as_ref());
+        launches.kernel.launch(current, run, stream)?;
+        if launches.split.most() > 0 {
+            let of_parts = (&launches.kernel.of_parts(run), run.earlier.sum.as_ref());
             self.combine
-                .launch(&current, of_parts, planned.split, stream)?;
+                .launch(current, of_parts, launches.split, stream)?;
         }
-        if let Some(rounded) = rounded.filter(|_| last.is_none()) {
-            let num_tokens = planned.num_tokens;
+        if let Some(rounded) = &launches.rounded {
             self.round_lse
-                .launch(&current, &rounded, num_tokens, stream)?;
+                .launch(current, rounded, run.num_tokens, stream)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Device address of the counts of the current plan.
