@@ -9,21 +9,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::candidates::Candidates;
 use super::combine::{Combine, SplitRows};
 use super::fold_scales::FoldScales;
+use super::given_page_ids::GivenPageIds;
 use super::kernel::{AttentionKernel, Run};
 use super::mask_items::{MaskItems, Places};
 use super::narrow::{Narrow, Room};
+use super::own_memory::OwnMemory;
+use super::planned::Planned;
 use super::planner::Planner;
 use super::round_lse::RoundLse;
 use super::run_params::{self, MaskStarts};
 use super::tilings::Tilings;
 use crate::backend::{Append, Attention, Stream, Workspace, WorkspaceInfo};
 use crate::cuda::compiler::loader::Loader;
-use crate::cuda::driver::{Context, Current, blocks_of};
+use crate::cuda::driver::{Context, Current};
 use crate::cuda::items_params::MaskItemsParams;
 use crate::cuda::kernels::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
 use crate::cuda::lse_params::RoundLseParams;
-use crate::cuda::params::{AttentionParams, PlanView, SumParams};
-use crate::cuda::plan::regions::{PlanningRegions, view};
+use crate::cuda::params::SumParams;
+use crate::cuda::plan::regions::view;
 use crate::cuda::plan::staging::{BUFFERS, Ring};
 use crate::cuda::scales_params::FoldScalesParams;
 use crate::dtype::DType;
@@ -31,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Capacity, Counts, Layout, PARTS_ALIGNMENT, Regions, device_page_ids};
 use crate::problem::{
     AttentionArgs, AttentionDesc, Batch, CacheForm, CacheFormat, Checked, DeviceBatch, Earlier,
-    HostBatch, Keys, Kind, KvStorage, Mask, Pages, Tiling, WorkList,
+    HostBatch, Keys, Kind, KvStorage, Mask, Tiling, WorkList,
 };
 
 /// One attention problem on one device.
@@ -47,6 +50,7 @@ pub struct CudaAttention {
     narrow: Narrow,
     capacity: Capacity,
     regions: Regions,
+    own: OwnMemory,
     ring: Ring,
     planned: Option<Planned>,
     /// Held while a run is enqueued: its kernels share the workspace's partial results, so those of
@@ -55,63 +59,6 @@ pub struct CudaAttention {
     /// Where the page ids of the plan are: `None` before the first plan, then `None` for ids in the
     /// workspace. Captured graphs read them there.
     bound_page_ids: Option<Option<u64>>,
-}
-
-/// What `run` needs of the current plan.
-#[derive(Debug, Clone, Copy)]
-struct Planned {
-    view: PlanView,
-    mask_starts: MaskStarts,
-    /// Where factors of k and v have room.
-    scales: u64,
-    /// Where an lse of fp32 has room.
-    lse: u64,
-    /// Where a mask of items has room.
-    items_mask: u64,
-    num_items: usize,
-    split: SplitRows,
-    /// Query rows of the largest item, or the most there can be.
-    q_tile: u32,
-    q_tile_is_exact: bool,
-    has_few_keys: bool,
-    /// Those of each request that the plan is over, at the numbers that they have among all.
-    keys: Keys,
-    /// The most there can be where only the device knows, and where it changes under a graph.
-    num_keys: u64,
-    /// The same of query rows and requests.
-    num_rows: u64,
-    num_requests: u32,
-    /// Query rows of the batch, those of other plans of it included; or the most there can be.
-    num_tokens: u64,
-    /// Address of what kernels asked for.
-    scratch: u64,
-}
-
-impl Planned {
-    /// A run of the plan, whose new tokens are appended before it.
-    fn run<'a>(
-        &self,
-        args: &'a Checked<AttentionArgs>,
-        params: &'a AttentionParams,
-        earlier: Earlier,
-    ) -> Result<Run<'a>> {
-        Ok(Run {
-            args,
-            params,
-            num_items: blocks_of("qo_indptr and kv_len", self.num_items as u64)?,
-            q_tile: self.q_tile,
-            q_tile_is_exact: self.q_tile_is_exact,
-            has_few_keys: self.has_few_keys,
-            num_keys: self.num_keys,
-            num_rows: self.num_rows,
-            num_requests: self.num_requests,
-            num_tokens: self.num_tokens,
-            keys: self.keys,
-            scratch: self.scratch,
-            new_tokens: None,
-            earlier,
-        })
-    }
 }
 
 impl CudaAttention {
@@ -131,11 +78,12 @@ impl CudaAttention {
             desc,
         };
         let capacity = tilings.capacity();
+        let own = OwnMemory::new(&capacity, desc);
         let regions = Regions::new(
             &capacity,
             desc.num_qo_heads as usize,
             desc.head_dim_vo as usize,
-            scratch_at(&capacity, desc)
+            own.scratch
                 .saturating_add(candidates.scratch_bytes(capacity.counts.items)),
         );
         let places = (&capacity, &regions);
@@ -151,6 +99,7 @@ impl CudaAttention {
             planner: Planner::load(loader, context, desc, places)?,
             capacity,
             regions,
+            own,
             ring: Ring::new(context)?,
             planned: None,
             enqueuing: Mutex::default(),
@@ -274,21 +223,8 @@ impl CudaAttention {
     fn room(&self, workspace: &Workspace) -> Room {
         let base = workspace.device as u64;
         Room {
-            lengths: base + (self.regions.own + lengths_at(&self.capacity, &self.desc)) as u64,
+            lengths: base + (self.regions.own + self.own.lengths) as u64,
             page_ids: base + self.regions.plan.page_ids as u64,
-        }
-    }
-
-    /// A graph has the address of the page ids of its plan.
-    fn check_page_ids(&self, given: &GivenPageIds) -> Result<()> {
-        match self.bound_page_ids.filter(|_| self.desc.graph) {
-            Some(bound) if bound != given.address => Err(Error::InvalidArgument(format!(
-                "{}: ids {} are not accepted; captured graphs read them {}",
-                given.field,
-                describe_page_ids(given.address),
-                describe_page_ids(bound)
-            ))),
-            _ => Ok(()),
         }
     }
 
@@ -300,9 +236,9 @@ impl CudaAttention {
                 bytes: base + layout.mask_bytes_start as u64,
                 bits: base + layout.mask_bits_start as u64,
             },
-            scales: base + (self.regions.own + scales_at(&self.capacity, &self.desc)) as u64,
-            lse: base + (self.regions.own + lse_at(&self.capacity, &self.desc)) as u64,
-            items_mask: base + (self.regions.own + items_at(&self.capacity, &self.desc)) as u64,
+            scales: base + (self.regions.own + self.own.scales) as u64,
+            lse: base + (self.regions.own + self.own.lse) as u64,
+            items_mask: base + (self.regions.own + self.own.items_mask) as u64,
             num_items: self.capacity.counts.items,
             split: SplitRows::UpTo(self.capacity.counts.combines),
             q_tile: self.tilings().most_rows_of_item(),
@@ -313,7 +249,7 @@ impl CudaAttention {
             num_rows: u64::from(self.desc.max_num_tokens),
             num_requests: self.desc.max_batch_size,
             num_tokens: u64::from(self.desc.max_num_tokens),
-            scratch: base + (self.regions.own + scratch_at(&self.capacity, &self.desc)) as u64,
+            scratch: base + (self.regions.own + self.own.scratch) as u64,
         }
     }
 
@@ -367,7 +303,10 @@ impl Attention for CudaAttention {
         let current = context.enter()?;
         current.check_stream(stream)?;
         let given = GivenPageIds::of(batch);
-        self.check_page_ids(&given)?;
+        // A graph has the address of the page ids of its plan.
+        if let Some(bound) = self.bound_page_ids.filter(|_| self.desc.graph) {
+            given.check_bound(bound)?;
+        }
         let page_ids = match self.desc.kv {
             // Ragged tensors have no ids.
             KvStorage::Ragged => Some(0),
@@ -563,79 +502,6 @@ impl CudaAttention {
     fn planned(&self) -> Result<Planned> {
         self.planned
             .ok_or_else(|| Error::Internal("run came before plan".into()))
-    }
-}
-
-/// The page ids that a host passed to plan.
-struct GivenPageIds {
-    /// The batch's field.
-    field: &'static str,
-    /// Where runs find them: where the host keeps them, or in the workspace (`None`).
-    address: Option<u64>,
-    /// They are int64 on the device, and copied there.
-    is_wide: bool,
-}
-
-impl GivenPageIds {
-    fn of(batch: &Batch<'_>) -> GivenPageIds {
-        let (is_table, ids) = match batch {
-            Batch::Host(batch) => (
-                matches!(batch.pages, Pages::Table { .. }),
-                device_page_ids(batch),
-            ),
-            Batch::Device(batch) => (
-                batch.page_ids.is_some_and(|ids| ids.rank() == 2),
-                batch.page_ids,
-            ),
-        };
-        let is_wide = ids.is_some_and(|ids| ids.dtype() == DType::I64);
-        GivenPageIds {
-            field: if is_table {
-                "block_table"
-            } else {
-                "kv_indices"
-            },
-            address: ids.filter(|_| !is_wide).map(|ids| ids.address() as u64),
-            is_wide,
-        }
-    }
-}
-
-/// Where factors of k and v lie in what is the backend's own, behind the planning kernel's records.
-fn scales_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
-    PlanningRegions::at(0, capacity.counts.batch_size, desc).end
-}
-
-/// Where copies of lengths lie there, behind the factors.
-fn lengths_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
-    aligned(scales_at(capacity, desc).saturating_add(FoldScales::bytes(desc)))
-}
-
-/// Where an lse of fp32 lies there, behind the lengths.
-fn lse_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
-    aligned(lengths_at(capacity, desc).saturating_add(Narrow::bytes(desc)))
-}
-
-/// Where a mask of items lies there, behind the lse.
-fn items_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
-    aligned(lse_at(capacity, desc).saturating_add(RoundLse::bytes(desc)))
-}
-
-/// Where the memory of kernels begins there, behind the mask.
-fn scratch_at(capacity: &Capacity, desc: &AttentionDesc) -> usize {
-    aligned(items_at(capacity, desc).saturating_add(MaskItems::bytes(desc)))
-}
-
-fn aligned(bytes: usize) -> usize {
-    bytes
-        .checked_next_multiple_of(PARTS_ALIGNMENT)
-        .unwrap_or(usize::MAX)
-}
-
-fn describe_page_ids(ids: Option<u64>) -> String {
-    match ids {
-        Some(address) => format!("at device address {address:#x}"),
-        None => "in the workspace, copied there by plan".into(),
     }
 }
 

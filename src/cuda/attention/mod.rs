@@ -1,6 +1,7 @@
 //! Attention on a device: [`handle`] plans and runs one problem. [`planner`] plans where lengths are on the
 //! device, [`candidates`] picks the kernel of each run, and [`combine`] puts split rows together after it. `tilings` says how
-//! batches are cut, and `run_params` what kernels are told of a run. [`mixed`] plans and runs the decodes of a batch apart
+//! batches are cut, `planned` what a plan leaves to runs, `own_memory` what else is in the workspace, and `run_params` what kernels
+//! are told of a run. [`mixed`] plans and runs the decodes of a batch apart
 //! from its prompts.
 //!
 //! [`kernel`] says what a kernel that computes attention offers and [`features`] what it may lack;
@@ -12,12 +13,15 @@ pub mod combine;
 pub mod features;
 mod fold_scales;
 pub mod generic;
+mod given_page_ids;
 pub mod handle;
 pub mod kernel;
 mod mask_items;
 pub mod mixed;
 pub mod mla;
 pub mod narrow;
+mod own_memory;
+mod planned;
 pub mod planner;
 mod prefill_widened;
 mod queries_widened;
