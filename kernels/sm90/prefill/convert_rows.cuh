@@ -1,6 +1,6 @@
 // Rows of K and V in fp8, converted to fp16 on the way to shared memory; every fp8 value is one of fp16. They come to a ring
-// of their own, by boxes of 64 columns where tensor maps describe them, else one by one, 16 bytes a lane and copy, or 8
-// where rows are aligned to no more. A lane converts 16 bytes at a time when they have landed.
+// of their own, by boxes where tensor maps describe them, else one by one, 16 bytes a lane and copy, or 8 where rows are
+// aligned to no more. A lane converts 16 bytes at a time when they have landed.
 //
 // K and V of a step are two units, K first. Warps take units in turn, so that what a unit costs beside its rows, addresses
 // and barriers, is one warp's time. As many units are under way as there is room for, also those of the next tile: that
@@ -153,14 +153,14 @@ private:
     __device__ __forceinline__ u32 full(u32 slot) const { return rows.shared + RAW_FULL + 8 * slot; }
     __device__ __forceinline__ u32 empty(u32 slot) const { return rows.shared + RAW_EMPTY + 8 * slot; }
 
-    // Where a lane's 16 bytes of a unit are: [64-column block][row][64 bytes], or, by boxes of all columns,
-    // [8-token group][64-column block][row][64 bytes].
-    struct Layout {
-        u32 block_stride, piece_stride;
+    // Bytes between the blocks of 64 columns and between the pieces of a unit, which is [block][row][64 bytes], or, by boxes of
+    // all columns, [8-token group][block][row][64 bytes].
+    struct Strides {
+        u32 block, piece;
     };
     static_assert(!CONVERTS || PIECE_ROWS == 8, "pieces are groups of a map");
 
-    __device__ __forceinline__ Layout layout(u32 blocks) const {
+    __device__ __forceinline__ Strides strides_of(u32 blocks) const {
         const bool of_rows = rows.prefill.raw_boxes_of_rows;
         return {of_rows ? PIECE_BYTES : BLOCK * 64, of_rows ? blocks * PIECE_BYTES : PIECE_BYTES};
     }
@@ -204,12 +204,12 @@ private:
             const u32 groups_of_page = static_cast<u32>(cache.stride_page >> 3) / static_cast<u32>(cache.stride_token);
             place = ragged ? places.page[0] : places.page[0] * groups_of_page + places.token[0] / 8;
         }
-        const Layout lies = layout(BLOCKS);
-        const u32 target = raw(requested.index) + first / PIECE_ROWS * lies.piece_stride;
+        const Strides strides = strides_of(BLOCKS);
+        const u32 target = raw(requested.index) + first / PIECE_ROWS * strides.piece;
         const u32 end = of_rows ? 1 : BLOCKS;
 #pragma unroll 1
         for (u32 block = second; block < end; block += 32 / BOX_LANES) {
-            const u32 to = target + block * lies.block_stride, column = BLOCK_COLUMNS * block;
+            const u32 to = target + block * strides.block, column = BLOCK_COLUMNS * block;
             if (ragged) {
                 tma_load_3d(to, map, full, column, place, work.kv_head);
             } else {
@@ -251,7 +251,7 @@ private:
         constexpr u32 BLOCKS = column_blocks(DIM), TOGETHER = pieces_together(BLOCKS);
         // Swizzled: chunk c of row r of an atom lies at c ^ r.
         const u32 row = rows.lane / ROW_LANES, chunk = rows.lane % ROW_LANES * 2;
-        const Layout lies = layout(BLOCKS);
+        const Strides strides = strides_of(BLOCKS);
         u32 raw = this->raw(oldest.index) + 16 * rows.lane,
             target = rows.shared + tile + row * 128 + ((chunk ^ row) << 4);
 #pragma unroll 1
@@ -260,13 +260,13 @@ private:
 #pragma unroll
             for (u32 i = 0; i < TOGETHER * BLOCKS; ++i)
                 bytes[i / BLOCKS][i % BLOCKS] =
-                    ld_shared_v4(raw + i % BLOCKS * lies.block_stride + i / BLOCKS * lies.piece_stride);
+                    ld_shared_v4(raw + i % BLOCKS * strides.block + i / BLOCKS * strides.piece);
 #pragma unroll
             for (u32 i = 0; i < TOGETHER * BLOCKS; ++i) {
                 const u32 of_piece = target + i / BLOCKS * ATOM_BYTES;
                 store_widened(bytes[i / BLOCKS][i % BLOCKS], of_piece + i % BLOCKS * KEY_COLUMN_STRIDE);
             }
-            raw += TOGETHER * lies.piece_stride;
+            raw += TOGETHER * strides.piece;
             target += TOGETHER * ATOM_BYTES;
         }
     }
