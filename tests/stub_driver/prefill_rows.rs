@@ -133,7 +133,8 @@ pub fn small_pages() {
             ..prompts(kv, DType::BF16)
         };
         let launch = assert_taken(desc, k, v, "bf16_d128_q128_rows", "folio_prefill_sm90_rows");
-        assert!(launch.maps().iter().all(|map| map.address == Q as u64));
+        let addresses: Vec<_> = launch.maps().iter().map(|map| map.address).collect();
+        assert_eq!(addresses, [Q as u64; 3]);
         let params = launch.params::<PrefillParams>().attention;
         assert_eq!(
             (params.page_size, params.num_pages),

@@ -356,7 +356,9 @@ pub fn small_pages() {
             let masked = under_a_mask(&arguments(&desc, few_rows.into()), few_rows.into());
             let masked = launches(&recorder, &planned(desc, few_rows), &masked);
             assert_eq!(masked[0].name(), "folio_prefill_sm90_rows");
-            assert!(masked[0].maps().iter().all(|map| map.address == Q as u64));
+            let maps = masked[0].maps();
+            let addresses: Vec<_> = maps.iter().map(|map| map.address).collect();
+            assert_eq!(addresses, [Q as u64; 3]);
         }
     }
 }

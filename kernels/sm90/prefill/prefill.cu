@@ -311,7 +311,8 @@ private:
     }
 
     // Rows of V past the last key, or the last of a context, have weight 0, but 0 * NaN is NaN, so each warpgroup clears them
-    // before its products; that several clear the same rows does no harm. Boxes past the last key are zeros already.
+    // before its products; that several clear the same rows does no harm. Boxes past the last key are zeros already. Of rows
+    // that are converted `box_tokens` says nothing: where they came by boxes, all behind the last key are cleared.
     __device__ __forceinline__ void clear_stale_values(const Tile &tile, int block) const {
         constexpr int ROW_PIECES = VALUE_COLUMN_BLOCKS * 8;
         const int box = box_tokens(params), first_key = block * BLOCK;

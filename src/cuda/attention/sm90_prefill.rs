@@ -322,26 +322,14 @@ impl Sm90Prefill {
             dependent: inputs.dependent,
             ..self.shape_of_launch(row, run, stream)
         };
-        let tensors = [inputs.q, inputs.k, inputs.v];
-        let raw = match self.maps.keys {
-            KeySource::Gather => self.maps.raw_boxes(row, [inputs.k, inputs.v]),
-            KeySource::Tma => None,
-        };
+        let raw = self.maps.raw_boxes(row, [inputs.k, inputs.v]);
         let params = PrefillParams {
             raw_box_tokens: raw.map_or(0, |boxes| boxes.tokens),
             raw_boxes_of_rows: raw.is_some_and(|boxes| boxes.of_rows).into(),
             ..self.params(inputs.params, inputs.q, inputs.k, inputs.v)
         };
-        let maps = match (self.maps.keys, raw) {
-            (KeySource::Tma, _) => self.maps.all(row, current, tensors)?,
-            (KeySource::Gather, Some(boxes)) => self.maps.raw(row, boxes, current, tensors)?,
-            // Maps of K and V that the kernel does not read.
-            (KeySource::Gather, None) => {
-                [self.maps
-                    .query(inputs.q)
-                    .encode(current.driver(), SWIZZLE)?; 3]
-            }
-        };
+        let tensors = [inputs.q, inputs.k, inputs.v];
+        let maps = self.maps.all(row, raw, current, tensors)?;
         // SAFETY: the kernel takes a `FolioPrefillParams` and three maps; their addresses are the caller's tensors, which were
         // checked against the plan, and the workspace. The plan's list has room for `num_items` items.
         unsafe { launch.enqueue(current, function, &params, &maps) }

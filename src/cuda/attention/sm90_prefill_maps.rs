@@ -42,56 +42,51 @@ pub struct RawBoxes {
 }
 
 impl PrefillMaps {
-    /// Of queries, keys and values.
+    /// Of queries, keys and values; where rows come one by one, those of the queries for all, since no other is read. Rows that are
+    /// converted lie as they come, since who converts them reads them.
     pub fn all(
         &self,
         row: &AttentionRow,
+        raw: Option<RawBoxes>,
         current: &Current<'_>,
         [q, k, v]: [&Tensor; 3],
     ) -> Result<[TensorMap; 3]> {
         let driver = current.driver();
-        Ok([
-            self.query(q).encode(driver, SWIZZLE)?,
-            self.cache(k, row, self.columns_together)
-                .encode(driver, SWIZZLE)?,
-            self.cache(v, row, self.columns_together)
-                .encode(driver, SWIZZLE)?,
-        ])
+        let q = self.query(q).encode(driver, SWIZZLE)?;
+        let (columns_together, swizzle) = match (self.keys, raw) {
+            (KeySource::Tma, _) => (self.columns_together, SWIZZLE),
+            (KeySource::Gather, Some(boxes)) => (boxes.of_rows, Swizzle::None),
+            (KeySource::Gather, None) => return Ok([q; 3]),
+        };
+        let cache = |cache| {
+            self.cache(cache, row, columns_together)
+                .encode(driver, swizzle)
+        };
+        Ok([q, cache(k)?, cache(v)?])
     }
 
-    /// By which rows of fp8 come that are converted; `None` where no map describes both K and V, and they come one by one.
+    /// By which rows of fp8 come that are converted; `None` where none are, and where no map describes both K and V: those come one
+    /// by one.
     pub fn raw_boxes(&self, row: &AttentionRow, [k, v]: [&Tensor; 2]) -> Option<RawBoxes> {
         let whole_groups = match self.kv {
             KvStorage::Paged { page_size, .. } => page_size.is_multiple_of(GROUP),
             KvStorage::Ragged => true,
         };
-        let described = |cache| self.missing_of_maps(cache).is_empty();
         let converts = row.types.kv != row.types.q;
-        let shape = &row.shape;
+        let described = |cache| self.missing_of_maps(cache).is_empty();
+        if !(converts && whole_groups && described(k) && described(v)) {
+            return None;
+        }
         let has_all = |cache: &Tensor, dim: u32| {
             dim.is_multiple_of(BOX_COLUMNS) && cache.extent(3) == i64::from(dim)
         };
-        let of_rows = has_all(k, shape.head_dim_qk) && has_all(v, shape.head_dim_vo);
-        (converts && whole_groups && described(k) && described(v)).then(|| RawBoxes {
+        let shape = &row.shape;
+        Some(RawBoxes {
             tokens: self.box_tokens(row) as u8,
-            of_rows: of_rows && self.kv != KvStorage::Ragged,
+            of_rows: self.kv != KvStorage::Ragged
+                && has_all(k, shape.head_dim_qk)
+                && has_all(v, shape.head_dim_vo),
         })
-    }
-
-    /// Of queries, and of K and V by such boxes. They lie as they come, since who converts them reads them.
-    pub fn raw(
-        &self,
-        row: &AttentionRow,
-        boxes: RawBoxes,
-        current: &Current<'_>,
-        [q, k, v]: [&Tensor; 3],
-    ) -> Result<[TensorMap; 3]> {
-        let driver = current.driver();
-        let cache = |cache| {
-            self.cache(cache, row, boxes.of_rows)
-                .encode(driver, Swizzle::None)
-        };
-        Ok([self.query(q).encode(driver, SWIZZLE)?, cache(k)?, cache(v)?])
     }
 
     /// Of keys in two parts and values.
