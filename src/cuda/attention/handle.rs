@@ -191,12 +191,7 @@ impl CudaAttention {
         workspace: &Workspace,
         stream: Stream,
     ) -> Result<Planned> {
-        if current.is_capturing(stream)? && !self.desc.graph {
-            return Err(Error::Capture(
-                "plan: the stream is captured and this handle is not for graphs; one made with the graph flag is"
-                    .into(),
-            ));
-        }
+        self.check_capture("plan", current, stream)?;
         let base = workspace.device as u64;
         let layout = self.regions.plan;
         let (batch, copies) = self.narrow.batch(batch, self.room(workspace))?;
@@ -409,7 +404,8 @@ impl CudaAttention {
     ) -> Result<bool> {
         let planned = self.planned()?;
         let current = self.context.enter()?;
-        self.check_stream(&current, stream)?;
+        current.check_stream(stream)?;
+        self.check_capture("run", &current, stream)?;
         check_run(args, &self.desc)?;
         let masked = self.items_as_mask(args, &planned)?;
         let (items, args) = match &masked {
@@ -449,15 +445,14 @@ impl CudaAttention {
         Ok(true)
     }
 
-    fn check_stream(&self, current: &Current<'_>, stream: Stream) -> Result<()> {
-        current.check_stream(stream)?;
+    /// Only a handle for graphs is called while its stream is captured.
+    fn check_capture(&self, call: &str, current: &Current<'_>, stream: Stream) -> Result<()> {
         if self.desc.graph || !current.is_capturing(stream)? {
             return Ok(());
         }
-        Err(Error::Capture(
-            "run: the stream is captured and this handle is not for graphs; one made with the graph flag is"
-                .into(),
-        ))
+        Err(Error::Capture(format!(
+            "{call}: the stream is captured and this handle is not for graphs; one made with the graph flag is"
+        )))
     }
 
     /// Enqueues what a run is, in order.
