@@ -477,7 +477,7 @@ impl<'m> Data<'m> {
                             DType::F32 => 0.0,
                             dtype => unit_roundoff(dtype) * got.abs(),
                         };
-                        errors.add_lse(got / base, want_lse, rounding / base);
+                        errors.add_lse(got / base, &want_lse, rounding / base);
                     }
                 }
             }
@@ -554,13 +554,30 @@ impl Weights {
             .collect()
     }
 
-    /// How far a value may be off for the fp32 sum over the latent row: `n u Σ |w c|` (Higham, Accuracy and Stability of
-    /// Numerical Algorithms, 2002, §3.1). Where the sum cancels, that is far more than a rounding of the value.
+    /// How far a value may be off before it is rounded.
     fn value_errors(&self, case: &Case, head: i64, latent: &[f64]) -> Vec<f64> {
         let rows = self.rows(&self.value, head, case.value);
-        let factor = self.rank as f64 * unit_roundoff(DType::F32);
-        rows.map(|row| factor * products(row, latent).map(f64::abs).sum::<f64>())
-            .collect()
+        rows.map(|row| self.sum_error(row, latent)).collect()
+    }
+
+    /// How far a key may be off: the sum next to a border between two numbers of the type may be rounded to either.
+    fn key_errors(&self, case: &Case, head: i64, latent: &[f64]) -> Vec<f64> {
+        let rows = self.rows(&self.key, head, case.nope);
+        rows.map(|row| {
+            let (sum, error) = (
+                products(row, latent).sum::<f64>(),
+                self.sum_error(row, latent),
+            );
+            rounded(case.dtype, sum + error) - rounded(case.dtype, sum - error)
+        })
+        .collect()
+    }
+
+    /// Of the fp32 sum over the latent row: `n u Σ |w c|` (Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1).
+    /// Where the sum cancels, that is far more than a rounding.
+    fn sum_error(&self, row: &[f64], latent: &[f64]) -> f64 {
+        let size: f64 = products(row, latent).map(f64::abs).sum();
+        self.rank as f64 * unit_roundoff(DType::F32) * size
     }
 }
 
@@ -624,7 +641,9 @@ struct Unpacked {
     keys: Vec<Vec<Vec<f64>>>,
     values: Vec<Vec<Vec<f64>>>,
     /// How far Folio's values may be off before they are rounded.
-    errors: Vec<Vec<Vec<f64>>>,
+    value_errors: Vec<Vec<Vec<f64>>>,
+    /// How far its keys may be off.
+    key_errors: Vec<Vec<Vec<f64>>>,
 }
 
 /// An element of the output.
@@ -633,7 +652,13 @@ struct Wanted {
     value: f64,
     /// `Σ p |v|`
     magnitude: f64,
-    /// What errors of unpacked values come to.
+    /// What errors of unpacked keys and values come to.
+    error: f64,
+}
+
+/// An lse, and what errors of unpacked keys come to.
+struct WantedLse {
+    value: f64,
     error: f64,
 }
 
@@ -644,7 +669,8 @@ impl Unpacked {
             context: context.into(),
             keys: Vec::new(),
             values: Vec::new(),
-            errors: Vec::new(),
+            value_errors: Vec::new(),
+            key_errors: Vec::new(),
         };
         let record = |j: i64| -> Vec<f64> {
             (0..case.rank + case.rope)
@@ -653,17 +679,21 @@ impl Unpacked {
         };
         let records: Vec<Vec<f64>> = (0..i64::from(context)).map(record).collect();
         for head in case.sampled_heads() {
-            let (mut keys, mut values, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut keys, mut values) = (Vec::new(), Vec::new());
+            let (mut value_errors, mut key_errors) = (Vec::new(), Vec::new());
             for record in &records {
                 let (latent, rope) = record.split_at(case.rank as usize);
                 let mut key = weights.keys(case, head, latent);
                 key.extend(rope);
                 keys.push(key);
                 values.push(weights.values(case, head, latent));
-                errors.push(match case.unpacks_on_the_host() {
-                    true => vec![0.0; case.value as usize],
-                    false => weights.value_errors(case, head, latent),
-                });
+                if case.unpacks_on_the_host() {
+                    value_errors.push(vec![0.0; case.value as usize]);
+                    key_errors.push(vec![0.0; case.nope as usize]);
+                } else {
+                    value_errors.push(weights.value_errors(case, head, latent));
+                    key_errors.push(weights.key_errors(case, head, latent));
+                }
             }
             for token in first_token..first_token + i64::from(new) {
                 let nope = (0..case.nope).map(|d| case.stored(Of::Key, [token, head, d]));
@@ -671,11 +701,13 @@ impl Unpacked {
                 keys.push(nope.chain(rope).collect());
                 let value = (0..case.value).map(|d| case.stored(Of::Value, [token, head, d]));
                 values.push(value.collect());
-                errors.push(vec![0.0; case.value as usize]);
+                value_errors.push(vec![0.0; case.value as usize]);
+                key_errors.push(vec![0.0; case.nope as usize]);
             }
             all.keys.push(keys);
             all.values.push(values);
-            all.errors.push(errors);
+            all.value_errors.push(value_errors);
+            all.key_errors.push(key_errors);
         }
         all
     }
@@ -687,7 +719,7 @@ impl Unpacked {
         (token, head): (i64, i64),
         i: i64,
         sample: usize,
-    ) -> (Vec<Wanted>, f64) {
+    ) -> (Vec<Wanted>, WantedLse) {
         let width = case.nope + case.rope;
         let scale = match case.sm_scale {
             0.0 => 1.0 / (width as f64).sqrt(),
@@ -697,21 +729,40 @@ impl Unpacked {
             .map(|d| case.stored(Of::Query, [token, head, d]))
             .collect();
         let seen = (self.context + i + 1) as usize;
-        let [keys, values, errors] =
-            [&self.keys, &self.values, &self.errors].map(|of_heads| &of_heads[sample]);
+        let [keys, values, value_errors, key_errors] = [
+            &self.keys,
+            &self.values,
+            &self.value_errors,
+            &self.key_errors,
+        ]
+        .map(|of_heads| &of_heads[sample]);
         let score = |key: &Vec<f64>| q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale;
         let scores: Vec<f64> = keys[..seen].iter().map(score).collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = top + scores.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
         let mut o = vec![Wanted::default(); case.value as usize];
-        for ((score, value), error) in scores.iter().zip(values).zip(errors) {
-            let weight = (score - lse).exp();
+        let weights = || scores.iter().map(|score| (score - lse).exp());
+        for ((weight, value), error) in weights().zip(values).zip(value_errors) {
             for ((o, v), error) in o.iter_mut().zip(value).zip(error) {
                 o.value += weight * v;
                 o.magnitude += (weight * v).abs();
                 o.error += weight * error;
             }
         }
+        // A score that grows by s moves its key's weight, the lse by weight · s, and o by weight · s · (v - o).
+        let mut lse_error = 0.0;
+        for ((weight, value), errors) in weights().zip(values).zip(key_errors) {
+            let of_score: f64 = q.iter().zip(errors).map(|(q, error)| q.abs() * error).sum();
+            let moved = weight * of_score * scale.abs();
+            lse_error += moved;
+            for (o, v) in o.iter_mut().zip(value) {
+                o.error += moved * (v - o.value).abs();
+            }
+        }
+        let lse = WantedLse {
+            value: lse,
+            error: lse_error,
+        };
         (o, lse)
     }
 }
@@ -730,8 +781,8 @@ struct Errors {
 
 impl Errors {
     /// Accepted are one rounding of the output, one of the weights where a matrix unit takes them in 16 bits, float32
-    /// errors of scores, and those of the sums that unpack values. A value that Folio unpacks may be rounded to the other
-    /// neighbour than here, where its sum is next to the border between the two.
+    /// errors of scores, and those of the sums that unpack keys and values. A value that Folio unpacks may be rounded to the other
+    /// neighbour than here, where its sum is next to the border between the two, and so may a key.
     fn add(&mut self, case: &Case, got: f64, wanted: &Wanted) {
         let want = wanted.value;
         self.has_nan |= !got.is_finite();
@@ -749,9 +800,9 @@ impl Errors {
     }
 
     /// `rounding` is what rounding to a type of 16 bits may change.
-    fn add_lse(&mut self, got: f64, want: f64, rounding: f64) {
+    fn add_lse(&mut self, got: f64, want: &WantedLse, rounding: f64) {
         self.has_nan |= !got.is_finite();
-        self.lse = self.lse.max((got - want).abs() - rounding);
+        self.lse = (self.lse).max((got - want.value).abs() - want.error - rounding);
     }
 
     /// The angle between result and truth is bounded as FlashMLA's tests do for 16-bit types.
