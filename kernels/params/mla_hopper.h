@@ -7,7 +7,7 @@
 struct FolioMlaHopperParams {
     FolioMlaParams mla;
     folio_u32 box_log2;       // a box is 1 << box_log2 groups of 8 tokens: 1 or 2
-    folio_u32 whole_records;  // the latent map has whole records, and the rotary one is not used
+    folio_u32 whole_records;  // the rotary part of a record is behind its latent one: one map has both
 };
 
 // The number of src/cuda/mla_params.rs.

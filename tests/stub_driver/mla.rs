@@ -95,6 +95,7 @@ fn recorder() -> Recorder {
     recorder.expect::<MlaParams>("folio_mla");
     recorder.expect::<CombineParams>("folio_combine_latent");
     recorder.expect::<MlaHopperParams>("folio_sm90_mla");
+    recorder.expect::<MlaHopperParams>("folio_sm90_mla_rows");
     recorder.expect::<MlaHopperParams>("folio_sm90_mla_gather");
     recorder.expect::<PlanBatchParams>("folio_plan");
     recorder
@@ -511,11 +512,22 @@ pub fn hopper_lacks() {
         ..right
     };
     assert_eq!(kernel(&unaligned), "folio_mla");
-    let pages_of_four = Handle::of(&context, hopper(20, 4, 3)).unwrap();
+    let mut pages_of_four = Handle::of(&context, hopper(20, 4, 3)).unwrap();
     assert_eq!(
         pages_of_four.attention.kernel(),
         "mla_sm90a_bf16_r512_q64_gather"
     );
+    plan_pages(&mut pages_of_four, 90, 4);
+    let kv = at(KV, DType::BF16, &[PAGES, 4, 576], None);
+    let of_four = AttentionArgs {
+        k: kv,
+        v: kv,
+        ..right
+    };
+    let launched = launches(&recorder, &pages_of_four, &of_four);
+    assert_eq!(launched[0].name(), "folio_sm90_mla_rows");
+    let params: MlaHopperParams = launched[0].params();
+    assert_eq!(params.whole_records, 1);
     let narrow = AttentionDesc {
         head_dim_qk: 320,
         head_dim_vo: 256,

@@ -32,6 +32,9 @@ public:
                                          Shared &shared)
         : p(p), latent(latent), rope(rope), shared(shared), key(0), page(OUTSIDE) {}
 
+    // None: boxes come by the proxy that products read by.
+    static __device__ __forceinline__ void fence() {}
+
     // The first stages. Of the outputs' warpgroups, the second has the warp that loads.
     template <int HALF>
     __device__ __forceinline__ void begin() {

@@ -5,6 +5,7 @@
 //
 // The CTAs are teams that share the items, of as many as the largest item has row tiles. One CTA runs on a multiprocessor.
 // Those of a team are neighbours and have the same keys, which the second one finds in L2.
+#include "sm90/mla/load.cuh"
 #include "sm90/mla/outputs.cuh"
 #include "sm90/mla/scores.cuh"
 
@@ -42,13 +43,13 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     // 184 + 2 x 160 = 3 x 168, what the block was launched with.
     if (warpgroup == 0) {
         registers_grow<184>();
-        Scores(params, shared).run();
+        Scores<BoxLoader>(params, shared).run();
     } else {
         registers_shrink<160>();
         if (warpgroup == 1) {
-            Outputs<0>(params, shared, loader).run();
+            Outputs<0, BoxLoader, HALF_COLUMNS>(params, shared, loader).run();
         } else {
-            Outputs<1>(params, shared, loader).run();
+            Outputs<1, BoxLoader, HALF_COLUMNS>(params, shared, loader).run();
         }
     }
 }

@@ -1,17 +1,17 @@
-// The second and third warpgroup of the Hopper MLA kernel: each sums weights x values for half of the 512 columns, and
-// takes part in loading the records.
+// The second and third warpgroup of the Hopper MLA kernels of three: each sums weights x values for half of the 512 columns.
+// They load the records, or give stages back to who does.
 #pragma once
 
 #include "sm90/mla/half_outputs.cuh"
-#include "sm90/mla/load.cuh"
+#include "sm90/mla/tile.cuh"
 
 namespace folio::mla {
 
-// HALF: 0 or 1.
-template <int HALF>
+// HALF and COLUMNS: as HalfOutputs has them. Loader: what the halves do about loads.
+template <int HALF, class Loader, int COLUMNS>
 class Outputs {
 public:
-    __device__ __forceinline__ Outputs(const FolioMlaHopperParams &p, Shared &shared, BoxLoader &loader)
+    __device__ __forceinline__ Outputs(const FolioMlaHopperParams &p, Shared &shared, Loader &loader)
         : p(p), shared(shared), loader(loader) {}
 
     __device__ __forceinline__ void run() {
@@ -33,6 +33,7 @@ private:
 #pragma unroll 1
         for (; left > 0; left -= KEYS) {
             mbarrier_wait(shared_address(&shared.weighted[turn.stage()]), turn.parity());
+            Loader::fence();
             const StageRows &rows = shared.rows[turn.stage()];
             const u32 thread = thread_of_warpgroup(), row = 16 * (thread >> 5) + (thread & 31) / 4;
             if (rows.rescale[thread >> 5]) sums.rescale(rows.scale[row], rows.scale[row + 8]);
@@ -46,9 +47,9 @@ private:
 
     const FolioMlaHopperParams &p;
     Shared &shared;
-    BoxLoader &loader;
+    Loader &loader;
     Turn turn;
-    HalfOutputs<HALF> sums;
+    HalfOutputs<HALF, COLUMNS> sums;
 };
 
 }  // namespace folio::mla

@@ -1,5 +1,5 @@
-// The first warpgroup of the Hopper MLA kernel: scores, softmax, weights. Eight of the nine column tiles of its 64
-// queries stay in registers as operands; the rotary one is in shared memory. It hands the weights of a tile on only when
+// The first warpgroup of the Hopper MLA kernels of three: scores, softmax, weights. Most of the nine column tiles of its 64
+// queries stay in registers as operands; the last ones are in shared memory. It hands the weights of a tile on only when
 // most of the next tile's scores are computed: the outputs of tile i then run under the softmax of tile i + 1. Without
 // that order both products would start together and every softmax would stand alone (benches/gpu/NOTES.md).
 #pragma once
@@ -10,8 +10,10 @@
 namespace folio::mla {
 
 // Steps of 16 columns in the registers, and in all; after how many of them the weights before are handed on.
-constexpr int REGISTER_STEPS = RANK / 16, STEPS = (RANK + ROPE) / 16, HAND_ON_AFTER = 30;
+constexpr int REGISTER_STEPS = 4 * REGISTER_ATOMS, STEPS = (RANK + ROPE) / 16, HAND_ON_AFTER = KEYS == 48 ? 30 : 34;
 
+// Loader: what brings the records, by whose `fence` they are seen by products.
+template <class Loader>
 class Scores {
 public:
     __device__ __forceinline__ Scores(const FolioMlaHopperParams &p, Shared &shared)
@@ -37,6 +39,7 @@ private:
         for (; left > 0; left -= KEYS) {
             const bool hides = left < shared.hidden_below;
             mbarrier_wait(shared_address(&shared.filled[turn.stage()]), turn.parity());
+            Loader::fence();
             multiply();
             if (hides) RowStates::hide(s, shared.unseen, left);
             if (left < KEYS) clear_values(left);
@@ -52,7 +55,7 @@ private:
     __device__ __forceinline__ void load_queries(const RowTile &tile) {
         const u32 thread = thread_of_warpgroup(), lane = thread & 31, warp = thread >> 5;
         const FolioAttentionParams &a = p.mla.attention;
-        u32 rope[16];
+        u32 rest[16 * SHARED_ATOMS];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const u32 thread = thread_of_warpgroup(), row = (thread >> 3) + 16 * i;
@@ -67,7 +70,7 @@ private:
                 uint4 x = make_uint4(0, 0, 0, 0);
                 const u16 *from = c < LATENT_ATOMS ? latent + 64 * c : rotary;
                 if (row < tile.num_rows) x = *reinterpret_cast<const uint4 *>(from);
-                u32 *to = c < LATENT_ATOMS ? queries + 16 * c + 4 * i : rope + 4 * i;
+                u32 *to = c < REGISTER_ATOMS ? queries + 16 * c + 4 * i : rest + 16 * (c - REGISTER_ATOMS) + 4 * i;
                 to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
             }
         }
@@ -78,20 +81,18 @@ private:
             shared.unseen[thread] = unseen;
             if (thread == 0) shared.hidden_below = unseen + KEYS;
         }
-        const u32 base = shared_address(shared.rope_queries);
+        const u32 base = shared_address(shared.queries);
         const u32 put = base + (thread >> 3) * 128 + (((thread & 7) ^ ((thread >> 3) & 7)) << 4);
         const u32 get = base + (16 * warp + (lane & 15)) * 128;
 #pragma unroll
-        for (int c = 0; c < LATENT_ATOMS + 1; ++c) {
+        for (int c = 0; c < REGISTER_ATOMS; ++c) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const u32 *x = c < LATENT_ATOMS ? queries + 16 * c + 4 * i : rope + 4 * i;
+                const u32 *x = queries + 16 * c + 4 * i;
                 const u32 four[4] = {x[0], x[1], x[2], x[3]};
                 st_shared_v4(put + 2048 * i, four);
             }
-            if (c == LATENT_ATOMS) fence_proxy_async();
             group_sync(1, 128);
-            if (c == LATENT_ATOMS) break;
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 u32 operand[4];
@@ -101,24 +102,30 @@ private:
             }
             group_sync(1, 128);
         }
+#pragma unroll
+        for (int i = 0; i < 4 * SHARED_ATOMS; ++i) {
+            const u32 four[4] = {rest[4 * i], rest[4 * i + 1], rest[4 * i + 2], rest[4 * i + 3]};
+            st_shared_v4(put + 2048 * i, four);
+        }
+        fence_proxy_async();
+        group_sync(1, 128);
     }
 
     // Scores of the stage. Hands on the weights before once most steps are done.
     __device__ __forceinline__ void multiply() {
         const u32 at = shared_address(shared.stages[turn.stage()]);
-        const u64 latent = wgmma_descriptor(at, 16, GROUP_BYTES),
-                  rotary = wgmma_descriptor(at + ROPE_OFFSET, 16, GROUP_BYTES);
-        const u64 rope_queries = wgmma_descriptor(shared_address(shared.rope_queries), 16, ATOM);
+        const u64 keys = wgmma_descriptor(at, 16, GROUP_BYTES),
+                  rest = wgmma_descriptor(shared_address(shared.queries), 16, ATOM);
         renew(s);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             // Atoms are 1024 bytes apart, steps of 16 columns in them 32 bytes; descriptors count 16 bytes.
-            const u64 within = 2 * (step % 4);
+            const u64 within = 2 * (step % 4), of_keys = keys + step / 4 * (ATOM / 16) + within;
             if (step < REGISTER_STEPS) {
-                wgmma_rs<Element>(s, queries + 4 * step, latent + step / 4 * (ATOM / 16) + within, step != 0);
+                wgmma_rs<Element>(s, queries + 4 * step, of_keys, step != 0);
             } else {
-                wgmma_ss<Element>(s, rope_queries + within, rotary + within, 1);
+                wgmma_ss<Element>(s, rest + (step - REGISTER_STEPS) / 4 * (QUERY_ATOM_BYTES / 16) + within, of_keys, 1);
             }
             if (step + 1 == HAND_ON_AFTER) wgmma_commit();
         }

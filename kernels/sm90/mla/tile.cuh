@@ -1,22 +1,26 @@
-// The stages of the Hopper MLA kernel that loads records in boxes, and what its warpgroups share of them. No loads of keys
-// and no arithmetic here.
+// The stages of the Hopper MLA kernels of three warpgroups that multiply, and what these share of them. No loads of keys and
+// no arithmetic here.
 #pragma once
 
 #include "sm90/mla/rows.cuh"
 
 namespace folio::mla {
 
-constexpr int STAGES = 4;
-static_assert(KEYS == 48, "the registers are counted for it");
+// A warpgroup beside these three that loads takes registers. Then fewer keys are a tile, and fewer of the nine column tiles
+// of the queries are in registers.
+static_assert(KEYS == 48 || KEYS == 32, "the registers are counted for these");
+constexpr int STAGES = KEYS == 48 ? 4 : 5;
+constexpr int REGISTER_ATOMS = KEYS == 48 ? 8 : 7, SHARED_ATOMS = LATENT_ATOMS + 1 - REGISTER_ATOMS;
+constexpr int QUERY_ATOM_BYTES = ROWS * 128;
 
 using Turn = TurnOf<STAGES>;
 
 struct alignas(1024) Shared {
     u8 stages[STAGES][STAGE_BYTES];
-    u8 rope_queries[ROWS * ROPE * 2];
-    u64 filled[STAGES];    // by TMA
-    u64 weighted[STAGES];  // by the warps of the scores: weights are in place of the rotary atoms
-    u64 released[STAGES];  // by the first half of the outputs
+    u8 queries[SHARED_ATOMS][QUERY_ATOM_BYTES];  // the last column tiles
+    u64 filled[STAGES];                          // by who loads
+    u64 weighted[STAGES];                        // by the warps of the scores: weights are in place of the rotary atoms
+    u64 released[STAGES];                        // by the halves of the outputs, but for one whose warpgroup loads
     StageRows rows[STAGES];
     OutputRows outputs[3];  // for each warpgroup
     i32 unseen[ROWS];       // how many of the item's last keys a row does not see

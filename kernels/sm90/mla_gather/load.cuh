@@ -45,41 +45,31 @@ private:
     i32 key, end;
 };
 
-// Where a thread's tokens of the tile are.
-template <u32 TOKENS>
-__device__ __forceinline__ void find_places(const KeyTiles &tiles, u32 token, Place (&places)[TOKENS]) {
-#pragma unroll
-    for (u32 i = 0; i < TOKENS; ++i) places[i] = tiles.place(token + i * (KEYS / TOKENS));
-}
-
 // Records: the format.
 template <class Records>
 __device__ __forceinline__ void load_keys(const FolioMlaHopperParams &p, Shared &shared) {
-    const u32 thread = threadIdx.x % LOADING_THREADS, token = thread / Records::LANES, lane = thread % Records::LANES;
+    const u32 thread = threadIdx.x % LOADING_THREADS, token = thread / LANES, lane = thread % LANES;
     KeyTiles tiles(p, shared.team);
-    Place places[Records::TOKENS];
+    Place place = tiles.place(token);
     Records records;
-    find_places(tiles, token, places);
-    records.fetch(p, places, lane);
+    records.fetch(p, place, lane);
     bool exists = tiles.any();
     tiles.next();
     Turn turn;
-    find_places(tiles, token, places);
+    place = tiles.place(token);
     bool next_exists = tiles.any();
     tiles.next();
 #pragma unroll 1
     while (exists) {
-        Place later[Records::TOKENS];
-        find_places(tiles, token, later);
+        const Place later = tiles.place(token);
         exists = next_exists;
         next_exists = tiles.any();
         tiles.next();
         mbarrier_wait(shared_address(&shared.released[turn.stage()]), turn.parity() ^ 1);
         records.put(p, shared_address(shared.stages[turn.stage()]), shared_address(&shared.filled[turn.stage()]), token,
-                    lane, places);
+                    lane, place);
         Records::announce(p, later, lane);
-#pragma unroll
-        for (u32 i = 0; i < Records::TOKENS; ++i) places[i] = later[i];
+        place = later;
         ++turn.tiles;
     }
 }

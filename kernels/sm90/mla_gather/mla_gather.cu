@@ -1,5 +1,4 @@
-// Absorbed MLA for Hopper where no box of a tensor map brings records as they are multiplied: fp8 records and pages of
-// fewer than 8 tokens, with more rows than sm90/mla_few is for. 64 rows (heads x tokens) x 64 keys at a time, latent rank
+// Absorbed MLA for Hopper over fp8 records, with more rows than sm90/mla_few is for. 64 rows (heads x tokens) x 64 keys at a time, latent rank
 // 512 and 64 rotary columns. One warpgroup computes scores, softmax and half of the output's columns, one the other half,
 // and two take records from the cache and make 16-bit elements of them, once for all 64 rows. Values are the keys' own
 // atoms in shared memory, read transposed. Over fp8 all products are in fp16.
@@ -15,23 +14,15 @@
 
 namespace folio::mla {
 
-template <class T, bool FP8>
-struct RecordsOf {
-    using Type = Halves;
-};
-template <class T>
-struct RecordsOf<T, true> {
-    using Type = Bytes<T>;
-};
 #if FOLIO_DS_MLA
 using Records = ScaledBytes;
 #else
-using Records = RecordsOf<FOLIO_KV, FOLIO_KV::IS_FP8>::Type;
+using Records = Bytes<FOLIO_KV>;
 #endif
 
 __device__ __forceinline__ void make_barriers(Shared &shared) {
     for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared_address(&shared.filled[i]), Records::ARRIVALS);
+        mbarrier_init(shared_address(&shared.filled[i]), LOADING_THREADS / 32);
         mbarrier_init(shared_address(&shared.weighted[i]), 4);
         mbarrier_init(shared_address(&shared.released[i]), 8);
     }

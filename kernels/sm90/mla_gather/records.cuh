@@ -1,24 +1,22 @@
-// Records on their way from the cache to a stage, format by format: a few lanes share a token, and what a lane has of it
-// goes through registers where it becomes 16-bit elements, and past them where it is that already. Tokens without a page
-// become zeros. Where tokens are is not decided here.
+// Records on their way from the cache to a stage, format by format: four lanes share a token, and what a lane has of it
+// becomes 16-bit elements in its registers. Tokens without a page become zeros. Where tokens are is not decided here.
 //
-// A format has so many lanes for a token, and so many tokens of a tile for a lane. `fetch` is given the places of the first
-// tile; `put` brings a tile to a stage, arrives at the stage's barrier, and then asks for the tile after it, of which it is
-// given the places. `announce` asks the L2 for the tile after that. Who multiplies has to have the fence between stores and
+// `fetch` is given the lane's place in the first tile; `put` brings a tile to a stage, arrives at the stage's barrier, and
+// then asks for the tile after it, of which it is given the place. `announce` asks the L2 for the tile after that. Who multiplies has to have the fence between stores and
 // the tensor unit: here it would wait for the loads too.
 //
 // A tile is asked for once the one before is stored, and not as its registers become free: that was slower, as if a wait
 // for an old load were one for young loads too, for which a warp has few scoreboards.
 #pragma once
 
-#include "ptx/bulk.cuh"
 #include "ptx/prefetch.cuh"
 #include "sm90/fp8_pairs.cuh"
 #include "sm90/mla_gather/tile.cuh"
 
 namespace folio::mla {
 
-constexpr u32 LOADING_THREADS = 256;
+constexpr u32 LOADING_THREADS = 256, LANES = 4;
+static_assert(LANES * KEYS == LOADING_THREADS);
 
 // Where a token is. Its page may be one that the cache does not have, or -1 where there is no token.
 struct Place {
@@ -45,40 +43,6 @@ struct StageRow {
     }
 };
 
-// 16-bit records: cp.async brings them to the stage, and says so to its barrier by itself. Eight lanes have a line of 128
-// bytes, an atom's row.
-struct Halves {
-    static constexpr u32 ARRIVALS = LOADING_THREADS, LANES = 8, TOKENS = LANES * KEYS / LOADING_THREADS;
-
-    Place places[TOKENS];
-
-    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &, const Place (&of_tokens)[TOKENS], u32) {
-#pragma unroll
-        for (u32 i = 0; i < TOKENS; ++i) places[i] = of_tokens[i];
-    }
-
-    __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token, u32 lane,
-                                        const Place (&next)[TOKENS]) {
-        const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
-#pragma unroll
-        for (u32 i = 0; i < TOKENS; ++i) {
-            const bool exists = places[i].exists(p);
-            const u32 bytes = exists ? 16 : 0, to = StageRow(stage, token + i * (KEYS / TOKENS)).chunk(0, lane);
-            const u16 *latent = static_cast<const u16 *>(k.data), *rope = static_cast<const u16 *>(k_rope.data);
-            if (exists) latent += places[i].offset(k) + 8 * lane, rope += places[i].offset(k_rope) + 8 * lane;
-#pragma unroll
-            for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
-                cp_async<16>(to + atom * ATOM, atom < LATENT_ATOMS ? latent + 64 * atom : rope, bytes);
-            }
-        }
-        mbarrier_arrive_by_copies(barrier);
-        fetch(p, next, lane);
-    }
-
-    // Nothing: records that the L2 was asked for came no earlier.
-    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &, const Place (&)[TOKENS], u32) {}
-};
-
 // Sixteen elements of one byte as two chunks of fp16.
 template <class T>
 __device__ __forceinline__ void widen(const uint4 &bytes, u32 (&first)[4], u32 (&second)[4]) {
@@ -90,12 +54,8 @@ __device__ __forceinline__ void widen(const uint4 &bytes, u32 (&first)[4], u32 (
     }
 }
 
-// What the formats of one byte have in common: four lanes have a token, each 16 of every 64 bytes, which are chunks 2 lane
-// and 2 lane + 1 of an atom's row.
+// What the formats have in common. A lane has 16 of every 64 bytes, which are chunks 2 lane and 2 lane + 1 of an atom's row.
 struct InRegisters {
-    static constexpr u32 ARRIVALS = LOADING_THREADS / 32, LANES = 4, TOKENS = 1;
-    static_assert(LANES * KEYS == LOADING_THREADS);
-
     // The warp's stores are done.
     static __device__ __forceinline__ void arrive(u32 barrier) {
         __syncwarp();
@@ -128,23 +88,23 @@ struct Bytes : InRegisters {
     };
 
     // Lines that the token is in, to the L2.
-    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
+    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
         const FolioCache &k = p.mla.attention.k, &k_rope = p.mla.k_rope;
-        if (!place[0].exists(p)) return;
-        prefetch_l2(static_cast<const u8 *>(k.data) + place[0].offset(k) + RANK / LANES * lane);
-        if (lane == 0) prefetch_l2(static_cast<const u8 *>(k_rope.data) + place[0].offset(k_rope));
+        if (!place.exists(p)) return;
+        prefetch_l2(static_cast<const u8 *>(k.data) + place.offset(k) + RANK / LANES * lane);
+        if (lane == 0) prefetch_l2(static_cast<const u8 *>(k_rope.data) + place.offset(k_rope));
     }
 
-    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
-        const Source source(p, place[0], lane);
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
+        const Source source(p, place, lane);
 #pragma unroll
         for (int atom = 0; atom <= LATENT_ATOMS; ++atom) pieces[atom] = source.piece(atom);
     }
 
     __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token, u32 lane,
-                                        const Place (&next)[1]) {
+                                        const Place &next) {
         const StageRow to(stage, token);
-        const Source source(p, next[0], lane);
+        const Source source(p, next, lane);
         const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
 #pragma unroll
         for (int atom = 0; atom <= LATENT_ATOMS; ++atom) {
@@ -180,24 +140,24 @@ struct ScaledBytes : InRegisters {
     };
 
     // Lines that the token is in, to the L2.
-    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
-        const Source source(p, place[0]);
+    static __device__ __forceinline__ void announce(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
+        const Source source(p, place);
         if (!source.exists) return;
         prefetch_l2(source.record + RANK / LANES * lane);
         if (lane == 0) prefetch_l2(source.record + SCALES_AT);
     }
 
-    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place (&place)[1], u32 lane) {
-        const Source source(p, place[0]);
+    __device__ __forceinline__ void fetch(const FolioMlaHopperParams &p, const Place &place, u32 lane) {
+        const Source source(p, place);
 #pragma unroll
         for (int atom = 0; atom < LATENT_ATOMS; ++atom) latent[atom] = source.chunk(64 * atom + 16 * lane);
         read_rest(source, lane);
     }
 
     __device__ __forceinline__ void put(const FolioMlaHopperParams &p, u32 stage, u32 barrier, u32 token, u32 lane,
-                                        const Place (&next)[1]) {
+                                        const Place &next) {
         const StageRow to(stage, token);
-        const Source source(p, next[0]);
+        const Source source(p, next);
         const u32 even = to.chunk(0, 2 * lane), odd = to.chunk(0, 2 * lane + 1);
         const u32 scale[BLOCKS] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll

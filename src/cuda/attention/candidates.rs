@@ -217,7 +217,7 @@ impl Special<'_> {
             Phase::Prefill if self.desc.kv_format.is_scaled() => {
                 Ok(vec![many(MlaVariant::Sm90Gather)?])
             }
-            Phase::Prefill => Ok(vec![many(MlaVariant::Sm90)?, many(MlaVariant::Sm90Gather)?]),
+            Phase::Prefill => Ok(vec![many(MlaVariant::Sm90)?, many(MlaVariant::Sm90Rows)?]),
         }
     }
 

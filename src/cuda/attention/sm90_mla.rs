@@ -1,6 +1,6 @@
-//! The Hopper MLA kernels of 64 rows, `kernels/sm90/mla` and `mla_gather`: what they take, and the tensor maps that the
-//! first reads records by. Where a map cannot describe the cache, or records are not of 16 bits, the second takes them
-//! token by token.
+//! The Hopper MLA kernels of 64 rows, `kernels/sm90/mla` and `mla_gather`: what they take, and the tensor maps that one of
+//! them reads records by. Where a map cannot describe the cache, or records are not of 16 bits, the others take them token by
+//! token.
 #![allow(unsafe_code)]
 
 use super::features::{Feature, Features};
@@ -51,7 +51,8 @@ pub struct Sm90Mla {
 }
 
 impl Sm90Mla {
-    /// Loads the row of a variant for a problem: [`MlaVariant::Sm90`] or [`MlaVariant::Sm90Gather`].
+    /// Loads the row of a variant for a problem: [`MlaVariant::Sm90`], [`MlaVariant::Sm90Rows`] or
+    /// [`MlaVariant::Sm90Gather`].
     ///
     /// # Errors
     /// As [`Loader::find`], but for [`Error::Unsupported`].

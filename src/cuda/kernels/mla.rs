@@ -16,7 +16,9 @@ const MOST_QK_ROPE_HEAD_DIM: u32 = 64;
 pub enum MlaVariant {
     /// `sm90/mla/mla.cu`: Hopper, tiles of 64 rows, 16-bit records in boxes of tensor maps.
     Sm90,
-    /// `sm90/mla_gather/mla_gather.cu`: the same rows, records token by token and in every format.
+    /// `sm90/mla/mla_rows.cu`: the same rows, 16-bit records token by token.
+    Sm90Rows,
+    /// `sm90/mla_gather/mla_gather.cu`: the same rows, fp8 records token by token.
     Sm90Gather,
     /// `generic/mla.cu`: mma.sync, for these widths and narrower ones.
     Generic,
@@ -113,6 +115,7 @@ pub fn rows() -> &'static [MlaRow] {
         let types = [DType::BF16, DType::F16];
         few_rows()
             .chain(types.map(sm90))
+            .chain(types.map(sm90_rows))
             .chain(sm90_gather())
             .chain(types.into_iter().flat_map(of_type))
             .collect()
@@ -175,10 +178,13 @@ impl MlaRow {
     }
 }
 
-/// Query rows of a block of the two Hopper kernels for many rows.
+/// Query rows of a block of the Hopper kernels for many rows.
 const MANY_ROWS: u32 = 64;
-/// What their warpgroups tell each other by, and the alignment of their stages.
-const MANY_SHARED_BYTES: u32 = 3072;
+
+/// What their warpgroups tell each other by, rounded up to the alignment of their stages.
+fn words_bytes(stages: u32) -> u32 {
+    (stages * 552 + 640).next_multiple_of(1024)
+}
 
 fn many_shape(kv_tile: u32, threads: u32) -> MlaShape {
     MlaShape {
@@ -192,38 +198,52 @@ fn many_shape(kv_tile: u32, threads: u32) -> MlaShape {
 
 /// A row of the Hopper kernel for boxes: four stages of 48 records, and the rotary queries.
 fn sm90(q: DType) -> MlaRow {
-    let shape = many_shape(48, 384);
-    let records = 4 * shape.kv_tile * shape.row_bytes();
-    let rope_queries = shape.q_tile * shape.qk_rope_head_dim * 2;
-    let shared_bytes = records + rope_queries + MANY_SHARED_BYTES;
+    let code = ("sm90/mla/mla.cu", "folio_sm90_mla", "tma");
+    half_records(q, MlaVariant::Sm90, code, many_shape(48, 384), 4, 1)
+}
+
+/// A row of the Hopper kernel for 16-bit records in any pages: five stages of 32, the rotary queries and 64 columns of the latent
+/// ones.
+fn sm90_rows(q: DType) -> MlaRow {
+    let code = ("sm90/mla/mla_rows.cu", "folio_sm90_mla_rows", "gather");
+    half_records(q, MlaVariant::Sm90Rows, code, many_shape(32, 512), 5, 2)
+}
+
+/// `code`: the source, its symbol, and how the name says that records come. `query_tiles`: of 64 columns, in shared memory.
+fn half_records(
+    q: DType,
+    variant: MlaVariant,
+    (source, symbol, records): (&'static str, &'static str, &str),
+    shape: MlaShape,
+    stages: u32,
+    query_tiles: u32,
+) -> MlaRow {
+    let queries = query_tiles * shape.q_tile * 128;
+    let shared_bytes = stages * shape.kv_tile * shape.row_bytes() + queries + words_bytes(stages);
     let mut parts = shape.name_parts();
-    parts.push("tma".into());
+    parts.push(records.into());
     MlaRow {
         row: Row {
             name: name("mla", Arch::Sm90a, (q, q), &parts),
             operator: "mla",
             arch: Arch::Sm90a,
-            source: "sm90/mla/mla.cu",
-            symbol: "folio_sm90_mla",
+            source,
+            symbol,
             defines: defines((q, q, None), &shape.sizes(), shared_bytes),
             threads: shape.threads,
             shared_bytes,
             bundled: true,
         },
-        variant: MlaVariant::Sm90,
+        variant,
         q,
         format: RecordFormat::Plain(q),
         shape,
     }
 }
 
-/// Rows of the Hopper kernel that takes records token by token: 16-bit ones in any pages, and all others. The rotary
-/// part of `fp8_ds_mla` is bf16, and is multiplied as it is.
+/// Rows of the Hopper kernel for fp8 records. The rotary part of `fp8_ds_mla` is bf16, and is multiplied as it is.
 fn sm90_gather() -> impl Iterator<Item = MlaRow> {
-    let of_type = |q| {
-        let kv_types = [q, DType::F8E4M3, DType::F8E5M2];
-        kv_types.map(|kv| gather(q, RecordFormat::Plain(kv)))
-    };
+    let of_type = |q| [DType::F8E4M3, DType::F8E5M2].map(|kv| gather(q, RecordFormat::Plain(kv)));
     let plain = [DType::BF16, DType::F16].into_iter().flat_map(of_type);
     plain.chain([gather(DType::BF16, RecordFormat::DsMla)])
 }
@@ -231,7 +251,7 @@ fn sm90_gather() -> impl Iterator<Item = MlaRow> {
 /// Two stages of 64 records as 16-bit elements, and the queries.
 fn gather(q: DType, format: RecordFormat) -> MlaRow {
     let shape = many_shape(64, 512);
-    let shared_bytes = (2 * shape.kv_tile + shape.q_tile) * shape.row_bytes() + MANY_SHARED_BYTES;
+    let shared_bytes = (2 * shape.kv_tile + shape.q_tile) * shape.row_bytes() + words_bytes(2);
     let (arch, latent) = (Arch::Sm90a, format.latent());
     let is_ds_mla = format == RecordFormat::DsMla;
     let mut defines = defines((q, latent, None), &shape.sizes(), shared_bytes);
