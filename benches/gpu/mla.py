@@ -76,7 +76,8 @@ ROWS = [
     equal(heads, batch, 4096, cache=cache) for cache in ("e4m3", "ds_mla")
     for heads, batch in ((32, 128), (64, 128), (128, 128), (128, 32))] + [
     equal(128, 64, 4096, q=2, cache="e4m3"), equal(128, 1, 131072, cache="e4m3"),
-    equal(128, 128, 4096, page=1), equal(64, 128, 4096, page=1),
+    equal(128, 128, 4096, page=1), equal(64, 128, 4096, page=1), equal(128, 64, 4096, q=2, page=1),
+    equal(64, 64, 4096, q=4, page=1), equal(32, 64, 4096, page=1), equal(128, 32, 4096, page=1),
 ]
 
 

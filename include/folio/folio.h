@@ -647,7 +647,8 @@ typedef struct folio_tensor {
  * Lengths (qo_indptr, kv_indptr, last_page_len, kv_len) are all on the host, or all on the context's
  * device; page ids (kv_indices, block_table) on either. Lengths on a device need page ids on it. Host tensors
  * are only read during plan. Device tensors must stay as they are until the last run of the plan has finished:
- * plan's kernel reads the lengths, runs read the page ids.
+ * plan's kernel reads the lengths, runs read the page ids. int32 page ids may be changed between runs, in stream order;
+ * each run reads those that it finds.
  *
  * Numbers of int64 are copied as int32. On the host those in use that do not fit are refused. On a device one more launch
  * of plan copies them to the workspace, page ids where there is room for max_num_pages of them (a block table's first
@@ -1763,6 +1764,10 @@ typedef struct folio_mla folio_mla;
  * Types: q float32, float16 or bfloat16; the cache the same type, float8_e4m3, float8_e5m2 or fp8_ds_mla; o the type
  * of q. The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes, verified
  * drafts and prompts.
+ *
+ * Sparse attention (DeepSeek-V3.2), where every query token sees a list of tokens of its own: page_size 1, each query token a
+ * request of one row, whose row of block_table lists slots, and whose kv_len counts them. On CUDA devices one plan serves
+ * the lists of all layers, if these are int32, on the device, and come to the same tensor.
  */
 typedef struct folio_mla_desc {
     /**

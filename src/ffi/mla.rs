@@ -27,6 +27,10 @@ pub const FOLIO_MLA_CACHE_FP8_DS_MLA: i32 = 1;
 /// Types: q float32, float16 or bfloat16; the cache the same type, float8_e4m3, float8_e5m2 or fp8_ds_mla; o the type
 /// of q. The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes, verified
 /// drafts and prompts.
+///
+/// Sparse attention (DeepSeek-V3.2), where every query token sees a list of tokens of its own: page_size 1, each query token a
+/// request of one row, whose row of block_table lists slots, and whose kv_len counts them. On CUDA devices one plan serves
+/// the lists of all layers, if these are int32, on the device, and come to the same tensor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct folio_mla_desc {

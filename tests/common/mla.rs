@@ -10,7 +10,7 @@ use super::door::Session;
 use super::instance::{Output, Planned, for_each_index, lse_view, rows, take_lse, take_rows};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
 use super::pages::PageTable;
-use super::problem::{Gaps, Layer, MaskKind, Problem, Storage, TableForm};
+use super::problem::{Gaps, Layer, MaskKind, Problem, Request, Storage, TableForm};
 use super::strategy;
 use super::values::Values;
 use folio::dtype::DType;
@@ -264,6 +264,21 @@ fn position(problem: &MlaProblem, j: usize) -> usize {
 
 /// Every row of the batch, `[token][head]`.
 pub fn attention(problem: &MlaProblem) -> Vec<Vec<Row>> {
+    attention_over(problem, |request, i| {
+        let past = request.kv_len as i64 - request.qo_len as i64 + i as i64 + 1;
+        let seen = match problem.batch.layer.mask {
+            MaskKind::Full => request.kv_len as usize,
+            _ => past.max(0) as usize,
+        };
+        (0..seen).collect()
+    })
+}
+
+/// The same where `seen` says which keys token `i` of a request sees.
+pub fn attention_over(
+    problem: &MlaProblem,
+    seen: impl Fn(&Request, usize) -> Vec<usize>,
+) -> Vec<Vec<Row>> {
     let mut all = Vec::new();
     for (b, request) in problem.batch.requests.iter().enumerate() {
         let records: Vec<Vec<f64>> = (0..request.kv_len as usize)
@@ -274,15 +289,11 @@ pub fn attention(problem: &MlaProblem) -> Vec<Vec<Row>> {
             })
             .collect();
         for i in 0..request.qo_len as usize {
-            let past = request.kv_len as i64 - request.qo_len as i64 + i as i64 + 1;
-            let seen = match problem.batch.layer.mask {
-                MaskKind::Full => records.len(),
-                _ => past.max(0) as usize,
-            };
+            let seen: Vec<&Vec<f64>> = seen(request, i).into_iter().map(|j| &records[j]).collect();
             let heads = 0..problem.batch.num_qo_heads() as usize;
             all.push(
                 heads
-                    .map(|head| attend(problem, (b, i, head), &records[..seen]))
+                    .map(|head| attend(problem, (b, i, head), &seen))
                     .collect(),
             );
         }
@@ -293,7 +304,7 @@ pub fn attention(problem: &MlaProblem) -> Vec<Vec<Row>> {
 /// Weights below this, relative to the row's largest, are denormal in fp16.
 const LEAST_NORMAL_FP16: f64 = 6.103515625e-5;
 
-fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[Vec<f64>]) -> Row {
+fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[&Vec<f64>]) -> Row {
     let (values, layer) = (Values::of(&problem.batch), &problem.batch.layer);
     let one_if_zero = |scale: f32| if scale == 0.0 { 1.0 } else { f64::from(scale) };
     let k_scale = one_if_zero(layer.k_scale);
@@ -316,7 +327,7 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
     let logits: Vec<f64> = records
         .iter()
         .map(|record| {
-            let terms = q.iter().zip(record).map(|(q, k)| q * k);
+            let terms = q.iter().zip(*record).map(|(q, k)| q * k);
             let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
             row.largest_score = row.largest_score.max((sum * scale).abs());
             row.score_magnitude = row.score_magnitude.max(size * scale.abs());
@@ -352,7 +363,7 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
     let terms = shares.zip(records);
     row.spread = spread(
         &row.o,
-        terms.map(|(share, record)| (share, k_scale, record)),
+        terms.map(|(share, record)| (share, k_scale, *record)),
     );
     row
 }

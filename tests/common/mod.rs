@@ -25,6 +25,7 @@ pub mod mla;
 pub mod mla_cache;
 pub mod mla_context;
 pub mod mla_forms;
+pub mod mla_lists;
 pub mod pages;
 pub mod problem;
 pub mod projections;

@@ -10,6 +10,7 @@ use crate::common::mla::{
     self, Cache, MlaLayer, MlaProblem, Queries, check, problems, solve_on_host,
 };
 use crate::common::mla_forms::forms_agree;
+use crate::common::mla_lists::{Lists, check_lists};
 use crate::common::problem::{MaskKind, Problem, Request, TableForm};
 use crate::common::random;
 use crate::common::reserved::Reserved;
@@ -229,6 +230,23 @@ fn one_plan_serves_layers_that_differ() {
             layer.sm_scale = [0.1, -0.05, 0.07, 1e-3][tag as usize];
             let got = mla::run(&planned, &MlaLayer::new(&HostMemory, &problem)).unwrap();
             assert_eq!(check(&problem, &got), Ok(()), "layer {tag}");
+        }
+    }
+}
+
+/// Sparse attention: every query token has a list of its own.
+#[test]
+fn lists_of_tokens() {
+    for cache in [Cache::Records, Cache::Two, Cache::DsMla] {
+        let stored = |problem: MlaProblem| problem.tensors(Queries::Two, cache);
+        for session in cpu(2) {
+            check_lists(
+                &*session,
+                &HostMemory,
+                Lists::Planned,
+                (9, 300, 45),
+                &stored,
+            );
         }
     }
 }

@@ -455,6 +455,7 @@ fn main() -> ExitCode {
         ),
         case("mla_both_forms", (), mla::both_forms),
         case("mla_far_pages", (), mla::far_pages),
+        case("mla_lists_of_tokens", (), mla::lists_of_tokens),
         case("mla_few_pages", (), mla_few::pages),
         case(
             "mla_few_lengths_around_the_ring",

@@ -8,6 +8,7 @@ use crate::common::instance::{Output, Planned, Scratch, Step};
 use crate::common::memory::{HostMemory, Image, Memory, Resident};
 use crate::common::mla::{self, Cache, MlaLayer, MlaProblem, Queries, problems};
 use crate::common::mla_forms::forms_agree;
+use crate::common::mla_lists::{Lists, check_lists};
 use crate::common::pages::PageTable;
 use crate::common::problem::{Layer, MaskKind, TableForm};
 use crate::common::random;
@@ -464,6 +465,22 @@ pub fn both_forms() {
     for heads in [16, 128] {
         forms_agree(&*session, &DeviceMemory, heads, &[DType::BF16, DType::F16]);
     }
+}
+
+/// Sparse attention, by the kernels for few rows and for many, over every format. One plan serves layers with other lists.
+pub fn lists_of_tokens() {
+    let session = session();
+    for (dtype, format) in every_format() {
+        for heads in [16, 64, 128] {
+            let of_format = |problem: MlaProblem| stored(problem.of(dtype).heads(heads), format);
+            let sizes = (9, 700, 45);
+            check_lists(&*session, &DeviceMemory, Lists::Read, sizes, &of_format);
+        }
+    }
+    let many_heads = |problem: MlaProblem| problem.heads(128);
+    let sizes = (150, 3000, 1024);
+    check_lists(&*session, &DeviceMemory, Lists::Read, sizes, &many_heads);
+    check_lists(&*session, &DeviceMemory, Lists::Planned, sizes, &many_heads);
 }
 
 /// Pages whose records begin more than 2^32 elements apart, by the kernels for few rows and for many.

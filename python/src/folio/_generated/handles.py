@@ -1006,6 +1006,10 @@ class Mla(Handle):
     type of q. The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes,
     verified drafts and prompts.
 
+    Sparse attention (DeepSeek-V3.2), where every query token sees a list of tokens of its own: page_size 1, each
+    query token a request of one row, whose row of block_table lists slots, and whose kv_len counts them. On CUDA
+    devices one plan serves the lists of all layers, if these are int32, on the device, and come to the same tensor.
+
     Args:
         ctx: the device.
         flags: `PlanFlag`

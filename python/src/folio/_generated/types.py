@@ -25,7 +25,8 @@ class Batch(TypedDict, total=False):
     Lengths (qo_indptr, kv_indptr, last_page_len, kv_len) are all on the host, or all on the context's device; page
     ids (kv_indices, block_table) on either. Lengths on a device need page ids on it. Host tensors are only read
     during plan. Device tensors must stay as they are until the last run of the plan has finished: plan's kernel
-    reads the lengths, runs read the page ids.
+    reads the lengths, runs read the page ids. int32 page ids may be changed between runs, in stream order; each run
+    reads those that it finds.
 
     Numbers of int64 are copied as int32. On the host those in use that do not fit are refused. On a device one more
     launch of plan copies them to the workspace, page ids where there is room for max_num_pages of them (a block
