@@ -52,6 +52,11 @@ impl Memory for DeviceMemory {
         check("cuMemcpyHtoD", unsafe {
             sys::cuMemcpyHtoD_v2(address as u64, bytes.as_ptr().cast(), bytes.len())
         });
+        // The driver may return while the last bytes are on their way, and streams that do not block are not ordered behind it.
+        // SAFETY: the default stream.
+        check("cuStreamSynchronize", unsafe {
+            sys::cuStreamSynchronize(std::ptr::null_mut())
+        });
     }
 
     fn download(&self, address: usize, bytes: &mut [u8]) {
