@@ -33,7 +33,8 @@ public:
     __device__ __forceinline__ RowLoader(const FolioMlaHopperParams &p, Shared &shared)
         : p(p), shared(shared), items(p, shared.team) {}
 
-    // Page ids are asked for a tile ahead: a tile whose copies wait for them takes 1.3 times as long.
+    // Page ids are asked for a tile ahead: a tile whose copies wait for them takes 1.3 times as long. They are moved on before
+    // the next ones are asked for, since a move waits for the number that it moves.
     __device__ __forceinline__ void run() {
         find();
         Turn turn;
