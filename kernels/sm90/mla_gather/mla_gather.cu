@@ -1,7 +1,7 @@
-// Absorbed MLA for Hopper over fp8 records, with more rows than sm90/mla_few is for. 64 rows (heads x tokens) x 64 keys at a time, latent rank
-// 512 and 64 rotary columns. One warpgroup computes scores, softmax and half of the output's columns, one the other half,
-// and two take records from the cache and make 16-bit elements of them, once for all 64 rows. Values are the keys' own
-// atoms in shared memory, read transposed. Over fp8 all products are in fp16.
+// Absorbed MLA for Hopper over fp8 records, with more rows than sm90/mla_few is for. 64 rows (heads x tokens) x 64 keys at
+// a time, latent rank 512 and 64 rotary columns. One warpgroup computes scores, softmax and half of the output's columns,
+// one the other half, and two take records from the cache and make 16-bit elements of them, once for all 64 rows. Values
+// are the keys' own atoms in shared memory, read transposed. Products are in fp16, those of fp8_ds_mla in bf16.
 //
 // Clocks of a multiprocessor for a tile, by arithmetic: tensor unit 2176, shared memory 2370 (queries 72 KB, keys 72 KB,
 // values and weights 80 KB, stores 72 KB at 128 bytes a clock). Measured: 3100 without loads, 4000 with e4m3 records.

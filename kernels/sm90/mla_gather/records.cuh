@@ -2,8 +2,8 @@
 // becomes 16-bit elements in its registers. Tokens without a page become zeros. Where tokens are is not decided here.
 //
 // `fetch` is given the lane's place in the first tile; `put` brings a tile to a stage, arrives at the stage's barrier, and
-// then asks for the tile after it, of which it is given the place. `announce` asks the L2 for the tile after that. Who multiplies has to have the fence between stores and
-// the tensor unit: here it would wait for the loads too.
+// then asks for the tile after it, of which it is given the place. `announce` asks the L2 for the tile after that. Who
+// multiplies has to have the fence between stores and the tensor unit: here it would wait for the loads too.
 //
 // A tile is asked for once the one before is stored, and not as its registers become free: that was slower, as if a wait
 // for an old load were one for young loads too, for which a warp has few scoreboards.
