@@ -279,6 +279,13 @@ def measure_first_call():
     return {"kind": "first_call", "name": "bs=1 kv=1024", "us": {"folio": float(answer.stdout.split()[-1])}}
 
 
+def write(results):
+    """JSON lines, to the file that is the first argument, if there is one."""
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w") as file:
+            file.writelines(json.dumps(result) + "\n" for result in results)
+
+
 def line(result, columns):
     def cell(name):
         us = result["us"].get(name)

@@ -7,7 +7,6 @@ level. Writes JSON lines to the file that is the first argument, if there is one
 """
 
 import dataclasses
-import json
 import math
 import sys
 
@@ -15,7 +14,7 @@ import torch
 
 import folio
 import peers
-from bench import captured, host_microseconds, limits
+from bench import captured, host_microseconds, limits, write
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 TOLERANCE = 4e-3
@@ -205,9 +204,7 @@ def main():
         print(f"{result['name']:36s} {times} µs  floor {result['floor_us']:6.1f}  shares {result['shares']}  "
               f"plan {result['plan_us']:.0f} µs  {result['kernel']}", flush=True)
         torch.cuda.empty_cache()
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    write(lines)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Writes JSON lines to the file that is the first argument, if there is one.
 """
 
 import dataclasses
-import json
 import math
 import os
 import random
@@ -18,7 +17,7 @@ import torch
 
 import folio
 import peers
-from bench import captured, host_microseconds, limits
+from bench import captured, host_microseconds, limits, write
 
 RANK, ROPE = 512, 64
 RECORD_BYTES = {"bf16": 1152, "e4m3": 576, "ds_mla": 656}
@@ -269,9 +268,7 @@ def main():
         lines.append(measure(context, row))
         print(shown(lines[-1]), flush=True)
         torch.cuda.empty_cache()
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    write(lines)
 
 
 if __name__ == "__main__":

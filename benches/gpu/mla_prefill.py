@@ -6,13 +6,12 @@ Writes JSON lines to the file that is the first argument, if there is one.
 """
 
 import json
-import sys
 
 import torch
 
 import folio
 import peers
-from bench import captured, launched, limits
+from bench import captured, launched, limits, write
 
 L, P, R, V, PAGE = 512, 128, 64, 128, 64
 TOLERANCE = 4e-3
@@ -178,9 +177,7 @@ def main():
         except Exception as failure:
             print(f"# {str(failure)[:300]}", flush=True)
         torch.cuda.empty_cache()
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    write(lines)
 
 
 if __name__ == "__main__":

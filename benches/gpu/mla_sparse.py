@@ -8,13 +8,12 @@ first argument, if there is one.
 """
 
 import dataclasses
-import json
 import sys
 
 import torch
 
 import folio
-from bench import captured, host_microseconds, limits
+from bench import captured, host_microseconds, limits, write
 from mla import FLASHMLA, RANK, RECORD_BYTES, ROPE, TOLERANCE, dequantised, ds_mla
 
 SM_SCALE = 0.07
@@ -136,9 +135,7 @@ def main():
         print(f"{row.name:58s} {times}  {result['flops'] / result['us']['folio'] * 1e-6:5.0f} TFLOP/s"
               f"  plan {result['plan_us']:.0f} µs  {result['kernel']}", flush=True)
         torch.cuda.empty_cache()
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    write(lines)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ Writes JSON lines to the file that is the first argument, if there is one.
 """
 
 import json
-import sys
 
 import torch
 
 import folio
-from bench import captured, limits
+from bench import captured, limits, write
 
 P, V, L = 128, 128, 512
 HEADS = (16, 128)
@@ -136,9 +135,7 @@ def main():
             results += absorb_and_project(context, heads, tokens)
         for tokens in CHUNKS:
             results += up_project(context, heads, tokens)
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as out:
-            out.writelines(json.dumps(result) + "\n" for result in results)
+    write(results)
 
 
 if __name__ == "__main__":
