@@ -9,19 +9,6 @@
 #include "sm90/mla/outputs.cuh"
 #include "sm90/mla/scores.cuh"
 
-namespace folio::mla {
-
-__device__ __forceinline__ void make_barriers(Shared &shared) {
-    for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared_address(&shared.filled[i]), 1);
-        mbarrier_init(shared_address(&shared.weighted[i]), 4);
-        mbarrier_init(shared_address(&shared.released[i]), 1);
-    }
-    mbarrier_init_fence();
-}
-
-}  // namespace folio::mla
-
 extern __shared__ __align__(1024) folio::u8 shared_bytes[];
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
@@ -31,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     using namespace folio;
     using namespace folio::mla;
     Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
-    if (threadIdx.x == 0) make_barriers(shared);
+    if (threadIdx.x == 0) make_barriers(shared, 1, 1);
     if (threadIdx.x == 32) tensor_map_prefetch(&latent_map), tensor_map_prefetch(&rope_map);
     wait_for_prerequisites();
     if (threadIdx.x == 0) shared.team = Team::of_block(params);

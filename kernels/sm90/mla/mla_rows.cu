@@ -5,19 +5,6 @@
 #include "sm90/mla/outputs.cuh"
 #include "sm90/mla/scores.cuh"
 
-namespace folio::mla {
-
-__device__ __forceinline__ void make_barriers(Shared &shared) {
-    for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared_address(&shared.filled[i]), LOADING_THREADS);
-        mbarrier_init(shared_address(&shared.weighted[i]), 4);
-        mbarrier_init(shared_address(&shared.released[i]), 2);
-    }
-    mbarrier_init_fence();
-}
-
-}  // namespace folio::mla
-
 extern __shared__ __align__(1024) folio::u8 shared_bytes[];
 
 extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
@@ -27,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     // Half of the outputs' columns by one instruction need more registers than a thread is launched with.
     constexpr int COLUMNS = HALF_COLUMNS / 2;
     Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
-    if (threadIdx.x == 0) make_barriers(shared);
+    if (threadIdx.x == 0) make_barriers(shared, LOADING_THREADS, 2);
     wait_for_prerequisites();
     if (threadIdx.x == 0) shared.team = Team::of_block(params);
     __syncthreads();

@@ -46,6 +46,18 @@ struct StageRows {
     u32 rescale[4];       // for each warp's 16 rows
 };
 
+// Barriers of the stages: so many arrivals say that one is filled, a warp of the scores each that its weights are there, and
+// so many that it is free again.
+template <class Shared>
+__device__ __forceinline__ void make_barriers(Shared &shared, u32 filling, u32 releasing) {
+    for (u32 i = 0; i < sizeof(shared.filled) / sizeof(u64); ++i) {
+        mbarrier_init(shared_address(&shared.filled[i]), filling);
+        mbarrier_init(shared_address(&shared.weighted[i]), 4);
+        mbarrier_init(shared_address(&shared.released[i]), releasing);
+    }
+    mbarrier_init_fence();
+}
+
 // Where the rows of an item go: what a warpgroup keeps of a RowTile while its operands and sums fill the registers. Every
 // thread writes it, and reads what it wrote itself: its fellows wrote the same.
 struct OutputRows {

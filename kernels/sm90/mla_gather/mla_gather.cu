@@ -20,15 +20,6 @@ using Records = ScaledBytes;
 using Records = Bytes<FOLIO_KV>;
 #endif
 
-__device__ __forceinline__ void make_barriers(Shared &shared) {
-    for (int i = 0; i < STAGES; ++i) {
-        mbarrier_init(shared_address(&shared.filled[i]), LOADING_THREADS / 32);
-        mbarrier_init(shared_address(&shared.weighted[i]), 4);
-        mbarrier_init(shared_address(&shared.released[i]), 8);
-    }
-    mbarrier_init_fence();
-}
-
 }  // namespace folio::mla
 
 extern __shared__ __align__(1024) folio::u8 shared_bytes[];
@@ -38,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(FOLIO_THREADS, 1)
     using namespace folio;
     using namespace folio::mla;
     Shared &shared = *reinterpret_cast<Shared *>(shared_bytes);
-    if (threadIdx.x == 0) make_barriers(shared);
+    if (threadIdx.x == 0) make_barriers(shared, LOADING_THREADS / 32, 8);
     wait_for_prerequisites();
     if (threadIdx.x == 0) shared.team = Team::of_block(params);
     __syncthreads();

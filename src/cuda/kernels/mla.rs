@@ -181,7 +181,8 @@ impl MlaRow {
 /// Query rows of a block of the Hopper kernels for many rows.
 const MANY_ROWS: u32 = 64;
 
-/// What their warpgroups tell each other by, rounded up to the alignment of their stages.
+/// What their warpgroups tell each other by, rounded up to the alignment of their stages: 528 bytes and three barriers for a
+/// stage, and what there is once. The kernels assert that it is enough.
 fn words_bytes(stages: u32) -> u32 {
     (stages * 552 + 640).next_multiple_of(1024)
 }
