@@ -55,6 +55,17 @@ struct Request {
     mask_bits_start: i64,
 }
 
+/// One query row of one head.
+struct Row {
+    /// Its request.
+    b: usize,
+    head: i64,
+    kv_head: i64,
+    /// Among the request's keys.
+    position: i64,
+    q: Vec<f64>,
+}
+
 impl ReferenceAttention {
     /// `(row of the batch, o, lse in base e)` of query row `i` of `request` and query head `head`.
     fn attend(
@@ -66,7 +77,20 @@ impl ReferenceAttention {
     ) -> (Vec<f64>, f64) {
         let request = &self.requests[b];
         let kv_head = head / i64::from(self.desc.group_size());
-        let position = request.kv_len - request.qo_len + i;
+        let query = |d| {
+            two_parts(
+                &args.q,
+                args.q_rope.as_ref(),
+                [request.q_start + i, head, d],
+            )
+        };
+        let row = Row {
+            b,
+            head,
+            kv_head,
+            position: request.kv_len - request.qo_len + i,
+            q: (0..i64::from(self.desc.head_dim_qk)).map(query).collect(),
+        };
         let mut keys: Vec<(i64, f64)> = Vec::new();
         for j in request.keys.clone() {
             if !allowed(args, request, b, i, j) {
@@ -76,8 +100,7 @@ impl ReferenceAttention {
             if bias < f64::from(LEAST_BIAS) {
                 continue;
             }
-            let score = self.score(args, request, b, i, j, head, kv_head, position);
-            keys.push((j, score + bias));
+            keys.push((j, self.score(args, request, &row, j) + bias));
         }
         let sink = args
             .sinks
@@ -101,31 +124,16 @@ impl ReferenceAttention {
         (o, max + sum.ln())
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn score(
-        &self,
-        args: &Checked<AttentionArgs>,
-        request: &Request,
-        b: usize,
-        i: i64,
-        j: i64,
-        head: i64,
-        kv_head: i64,
-        position: i64,
-    ) -> f64 {
+    /// Of a row and key `j`, without a bias.
+    fn score(&self, args: &Checked<AttentionArgs>, request: &Request, row: &Row, j: i64) -> f64 {
         let (page, slot) = self.locate(request, j);
-        let dot: f64 = (0..i64::from(self.desc.head_dim_qk))
-            .map(|d| {
-                let q = two_parts(
-                    &args.q,
-                    args.q_rope.as_ref(),
-                    [request.q_start + i, head, d],
-                );
-                q * self.key(args, [page, slot, kv_head, d])
-            })
+        let terms = row.q.iter().enumerate();
+        let dot: f64 = terms
+            .map(|(d, q)| q * self.key(args, [page, slot, row.kv_head, d as i64]))
             .sum();
         let [q_scales, k_scales, _] = args.row_scales(self.desc.kv_format);
-        let scales = row_scale(q_scales, b, kv_head) * row_scale(k_scales, b, kv_head);
+        let scale = |scales| row_scale(scales, row.b, row.kv_head);
+        let scales = scale(q_scales) * scale(k_scales);
         let mut s = dot * f64::from(args.logits_scale()) * scales;
         if args.logits_soft_cap > 0.0 {
             let cap = f64::from(args.logits_soft_cap);
@@ -133,12 +141,12 @@ impl ReferenceAttention {
         }
         if let Some(slopes) = args.alibi_slopes {
             let slope = f64::from(match slopes.rank() {
-                1 => slopes.get(&[head]),
-                _ => slopes.get(&[b as i64, head]),
+                1 => slopes.get(&[row.head]),
+                _ => slopes.get(&[row.b as i64, row.head]),
             });
             s += match args.alibi_sqrt {
-                false => slope * (j - position) as f64,
-                true if j <= position => -slope * ((position - j) as f64).sqrt(),
+                false => slope * (j - row.position) as f64,
+                true if j <= row.position => -slope * ((row.position - j) as f64).sqrt(),
                 true => 0.0,
             };
         }

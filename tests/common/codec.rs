@@ -1,5 +1,5 @@
 //! Element types as bit patterns, written a second time: the tests must not trust the conversions that
-//! they test. fp8 is a search in a table of all values.
+//! they test. fp8 is read from a table of all values, and rounded by counting steps.
 
 use folio::dtype::DType;
 use half::{bf16, f16};
@@ -31,8 +31,8 @@ pub fn encode(dtype: DType, value: f64) -> u64 {
         DType::F32 => value.to_bits().into(),
         DType::F16 => f16::from_f32(value).to_bits().into(),
         DType::BF16 => bf16::from_f32(value).to_bits().into(),
-        DType::F8E4M3 => nearest_fp8(value.into(), &E4M3, 0x7e),
-        DType::F8E5M2 => nearest_fp8(value.into(), &E5M2, 0x7b),
+        DType::F8E4M3 => nearest_fp8(value.into(), 3, 7, 0x7e),
+        DType::F8E5M2 => nearest_fp8(value.into(), 2, 15, 0x7b),
         DType::U8 | DType::I4x2 | DType::F4E2M1x2 => value as u8 as u64,
         DType::I8 => u64::from(value.round_ties_even() as i8 as u8),
         DType::I32 => u64::from(value as i32 as u32),
@@ -106,23 +106,21 @@ fn fp8(byte: u8, mantissa_bits: u32, bias: i32) -> f64 {
     }
 }
 
-/// The byte whose value is nearest; `largest` is the largest finite one. Values rise with the byte.
-fn nearest_fp8(value: f64, values: &[f64; 256], largest: u8) -> u64 {
+/// The byte whose value is nearest, of a type with `mantissa_bits` and this exponent bias; `largest` is the largest finite one.
+/// Bytes count the steps of values, which are as long as the least one below the second power of two.
+fn nearest_fp8(value: f64, mantissa_bits: u32, bias: i32, largest: u8) -> u64 {
     if value.is_nan() {
         return 0x7f;
     }
-    let sign = u64::from(value.is_sign_negative()) << 7;
-    let magnitude = value.abs();
-    let not_above = values[..=largest as usize].partition_point(|&v| v <= magnitude);
-    let below = not_above - 1;
-    let above = not_above.min(largest as usize);
-    let even = if below % 2 == 0 { below } else { above };
-    let (down, up) = (magnitude - values[below], values[above] - magnitude);
-    let nearest = match down.total_cmp(&up) {
-        _ if below == above => below,
-        std::cmp::Ordering::Less => below,
-        std::cmp::Ordering::Equal => even,
-        std::cmp::Ordering::Greater => above,
-    };
-    sign | nearest as u64
+    let exponent = (value.abs().to_bits() >> 52) as i32 - 1023;
+    let binade = (exponent + bias - 1).max(0);
+    let step = power_of_two(binade + 1 - bias - mantissa_bits as i32);
+    let steps = (value.abs() / step).round_ties_even() as u64;
+    let byte = ((binade as u64) << mantissa_bits).saturating_add(steps);
+    u64::from(value.is_sign_negative()) << 7 | byte.min(largest.into())
+}
+
+/// `2^exponent`, for exponents of normal numbers. The standard library's `powi` is a call for each element.
+pub fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
 }

@@ -106,10 +106,10 @@ impl KvHead {
                 if !is_visible(problem, b, i, j) {
                     return f64::NEG_INFINITY;
                 }
-                let score = dot(&q, &self.k[j]) * self.k_scale(j);
+                let score = sum_of(&q, &self.k[j], |q, k| q * k) * self.k_scale(j);
                 largest_score = largest_score.max(score.abs());
-                let terms = q.iter().zip(&self.k[j]).map(|(q, k)| (q * k).abs());
-                score_magnitude = score_magnitude.max(terms.sum::<f64>() * self.k_scale(j).abs());
+                let magnitude = sum_of(&q, &self.k[j], |q, k| (q * k).abs());
+                score_magnitude = score_magnitude.max(magnitude * self.k_scale(j).abs());
                 let distance = alibi(problem, b, i, j, head);
                 capped(score, layer.logits_soft_cap.into()) + distance + values.bias(b, i, j, head)
             })
@@ -135,6 +135,9 @@ impl KvHead {
         }
         row.lse = top + logits.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
         for (j, (v, logit)) in self.v.iter().zip(&logits).enumerate() {
+            if *logit == f64::NEG_INFINITY {
+                continue;
+            }
             let weight = (logit - row.lse).exp() * self.v_scale(j);
             for (d, v) in v.iter().enumerate() {
                 row.o[d] += weight * v;
@@ -171,8 +174,8 @@ impl KvHead {
 /// this, and of two shares no more than it.
 pub fn spread<'a>(o: &[f64], terms: impl Iterator<Item = (f64, f64, &'a Vec<f64>)>) -> f64 {
     let (mut moved, mut squares) = (0.0, 0.0);
-    for (share, scale, v) in terms {
-        let distance: f64 = o.iter().zip(v).map(|(o, v)| (scale * v - o).powi(2)).sum();
+    for (share, scale, v) in terms.filter(|term| term.0 != 0.0) {
+        let distance = sum_of(o, v, |o, v| (scale * v - o).powi(2));
         moved += share * share * distance;
         squares += share * share;
     }
@@ -203,15 +206,19 @@ fn larger(a: f64, b: f64) -> f64 {
     a.max(b)
 }
 
-/// In eight sums, which one CPU core adds up faster than one.
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+/// The sum of `term` over the elements of `a` and those of `b` beside them. In eight sums, which one CPU core adds up faster than
+/// one.
+pub fn sum_of(a: &[f64], b: &[f64], term: impl Fn(f64, f64) -> f64) -> f64 {
+    let (whole, rest) = a.as_chunks::<8>();
+    let (b_whole, b_rest) = b[..a.len()].as_chunks::<8>();
     let mut sums = [0.0; 8];
-    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+    for (a, b) in whole.iter().zip(b_whole) {
         for lane in 0..8 {
-            sums[lane] += a[lane] * b[lane];
+            sums[lane] += term(a[lane], b[lane]);
         }
     }
-    sums.iter().sum()
+    let rest = rest.iter().zip(b_rest).map(|(a, b)| term(*a, *b));
+    sums.iter().sum::<f64>() + rest.sum::<f64>()
 }
 
 fn capped(score: f64, cap: f64) -> f64 {

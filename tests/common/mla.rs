@@ -5,7 +5,7 @@
 
 use super::codec::{decode, encode, rounded, unit_roundoff};
 use super::compare::{self, Tolerance};
-use super::dense::{Row, spread};
+use super::dense::{Row, spread, sum_of};
 use super::door::Session;
 use super::instance::{Output, Planned, for_each_index, lse_view, rows, take_lse, take_rows};
 use super::memory::{HostMemory, Image, Memory, Resident, View};
@@ -327,8 +327,8 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
     let logits: Vec<f64> = records
         .iter()
         .map(|record| {
-            let terms = q.iter().zip(*record).map(|(q, k)| q * k);
-            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+            let sum = sum_of(&q, record, |q, k| q * k);
+            let size = sum_of(&q, record, |q, k| (q * k).abs());
             row.largest_score = row.largest_score.max((sum * scale).abs());
             row.score_magnitude = row.score_magnitude.max(size * scale.abs());
             sum * scale
@@ -351,7 +351,11 @@ fn attend(problem: &MlaProblem, (b, i, head): (usize, usize, usize), records: &[
         for (d, v) in record[..row.o.len()].iter().enumerate() {
             row.o[d] += weight * v;
             row.magnitude[d] += (weight * v).abs();
-            row.denormal_weights[d] += (denormal * v).abs();
+        }
+        if denormal > 0.0 {
+            for (d, v) in record[..row.o.len()].iter().enumerate() {
+                row.denormal_weights[d] += (denormal * v).abs();
+            }
         }
         if relative < f32::MIN_POSITIVE.into() {
             for (d, v) in record[..row.o.len()].iter().enumerate() {

@@ -38,6 +38,12 @@ impl Stored {
         draw: impl Fn([u64; 2], [usize; 2]) -> f64,
     ) -> Stored {
         let (form, element) = (problem.form, problem.kv_dtype);
+        if matches!(form, CacheForm::Plain | CacheForm::PackedKeys) {
+            return Stored {
+                form,
+                ..Stored::plain(element)
+            };
+        }
         // The largest code is that of a number of about 3.5.
         let most = match element {
             DType::I8 => 127.0,

@@ -1,7 +1,7 @@
 //! The numbers of a problem. Each is a hash of what it belongs to, so it is the same in every batch,
 //! layout and page size, and nothing has to be stored.
 
-use super::codec::rounded;
+use super::codec::{power_of_two, rounded};
 use super::pages::shared_pages;
 use super::problem::{
     BiasHeads, HeadScales, Layer, MaskKind, NAN_QUERIES, Pattern, Problem, ValueRows,
@@ -45,7 +45,7 @@ impl<'a> Values<'a> {
             return f64::NAN;
         }
         let hash = self.hash(Of::Query, [tag, i as u64, head as u64, d as u64]);
-        let factor = 2f64.powi(self.problem.query_exponents[head % 2]);
+        let factor = power_of_two(self.problem.query_exponents[head % 2]);
         rounded(self.problem.q_dtype, normal(hash) * factor)
     }
 
@@ -83,7 +83,7 @@ impl<'a> Values<'a> {
 
     /// A number that is stored in the cache.
     fn cached(&self, value: f64) -> f64 {
-        value * 2f64.powi(self.problem.cache_exponent)
+        value * power_of_two(self.problem.cache_exponent)
     }
 
     /// How element `[head, d]` of key or value `j` is stored in the cache.

@@ -109,7 +109,7 @@ impl States {
 
     /// One in seven is empty, in one of the three ways that kernels mark it.
     fn lse(&self, index: &[i64]) -> f32 {
-        let hash = self.hash(&[index, &[-1]].concat());
+        let hash = mix(self.hash(index) ^ u64::MAX);
         match hash % 21 {
             0 => f32::NEG_INFINITY,
             1 => f32::INFINITY,
@@ -135,12 +135,13 @@ impl States {
             lse if lse < f32::INFINITY => (f64::from(lse) * unit).exp(),
             _ => 0.0,
         };
-        let sum: f64 = parts.iter().map(|&n| weight(n)).sum();
+        let weights: Vec<f64> = parts.iter().map(|&n| weight(n)).collect();
+        let sum: f64 = weights.iter().sum();
         let dim = self.shape[3] as usize;
         let (mut v, mut magnitude) = (vec![0.0; dim], vec![0.0; dim]);
-        for &n in parts.iter().filter(|&&n| weight(n) > 0.0) {
+        for (&n, weight) in parts.iter().zip(weights).filter(|part| part.1 > 0.0) {
             for d in 0..dim {
-                let share = weight(n) / sum * self.value(&[token, n, head, d as i64]);
+                let share = weight / sum * self.value(&[token, n, head, d as i64]);
                 v[d] += share;
                 magnitude[d] += share.abs();
             }
@@ -155,21 +156,24 @@ impl States {
             Some(_) => (vec![tokens, heads, dim], vec![tokens, heads]),
             None => (vec![tokens, n, heads, dim], vec![tokens, n, heads]),
         };
-        let whole = |index: &[i64]| match part {
-            Some(n) => [&[index[0], n], &index[1..]].concat(),
-            None => index.to_vec(),
-        };
-        let mut v = Image::poisoned(View::compact(self.dtype, &v_shape));
-        for_each_index(&v_shape, |index| {
-            let at = whole(index);
-            if self.lse(&at[..3]).is_finite() {
-                v.put(index, encode(self.dtype, self.value(&at)));
-            }
-        });
         let dtype = self.lse_dtypes[0];
+        let mut v = Image::poisoned(View::compact(self.dtype, &v_shape));
         let mut s = Image::poisoned(layout.view(dtype, &s_shape, 0));
-        for_each_index(&s_shape, |index| {
-            s.put(index, encode(dtype, self.lse(&whole(index)).into()));
+        for_each_index(&s_shape, |row| {
+            let [token, n, head] = match part {
+                Some(n) => [row[0], n, row[1]],
+                None => [row[0], row[1], row[2]],
+            };
+            let lse = self.lse(&[token, n, head]);
+            s.put(row, encode(dtype, lse.into()));
+            let mut element = [row, &[0]].concat();
+            for d in (0..dim).take_while(|_| lse.is_finite()) {
+                *element.last_mut().expect("a row has elements") = d;
+                v.put(
+                    &element,
+                    encode(self.dtype, self.value(&[token, n, head, d])),
+                );
+            }
         });
         (v, s)
     }
