@@ -3,7 +3,8 @@ it.
 
 Method as in bench.py: a call in a CUDA graph, 256 MB written before each replay, the median of 30, combining included and
 planning not. Rates count 2 · rows · keys · (576 + 512) FLOP, and the bytes of every record once.
-FlashMLA is found as the extension that vLLM ships: FOLIO_FLASHMLA names `_flashmla_C.abi3.so`; FOLIO_FA3 as in peers.py.
+FlashMLA is found as the extensions that vLLM ships: FOLIO_FLASHMLA names `_flashmla_C.abi3.so`, FOLIO_FLASHMLA_FP8
+`_flashmla_extension_C.abi3.so`, whose kernel for fp8 has weights in e4m3; FOLIO_FA3 as in peers.py.
 Writes JSON lines to the file that is the first argument, if there is one.
 """
 
@@ -23,6 +24,8 @@ RANK, ROPE = 512, 64
 RECORD_BYTES = {"bf16": 1152, "e4m3": 576, "ds_mla": 656}
 # Relative error (Frobenius) of a bf16 answer against float64 over the same records.
 TOLERANCE = 4e-3
+# The same where weights are in e4m3, of 4 bits.
+TOLERANCE_OF_FP8_WEIGHTS = 5e-2
 
 
 @dataclasses.dataclass
@@ -32,6 +35,7 @@ class Row:
     q: int = 1
     page: int = 64
     cache: str = "bf16"
+    queries: str = "bf16"
     tokens: list = None  # of each request; `q` is the most. All have `q` where it is not given.
 
     def __post_init__(self):
@@ -53,7 +57,8 @@ class Row:
         kv = self.lens[0] if same else f"{min(self.lens)}..{max(self.lens)}"
         qlen = f"{self.q}" if self.is_uniform else f"{min(self.tokens)}..{self.q} of {sum(self.tokens)}"
         more = (f" qlen={qlen}" if self.q > 1 else "") + (f" page={self.page}" if self.page != 64 else "")
-        return f"bs={len(self.lens)} kv={kv} heads={self.heads}{more} {self.cache}"
+        queries = f" q={self.queries}" if self.queries != "bf16" else ""
+        return f"bs={len(self.lens)} kv={kv} heads={self.heads}{more} {self.cache}{queries}"
 
 
 def equal(heads, batch, kv, **more):
@@ -77,7 +82,8 @@ ROWS = [
     equal(128, 64, 4096, q=2, cache="e4m3"), equal(128, 1, 131072, cache="e4m3"),
     equal(128, 128, 4096, page=1), equal(64, 128, 4096, page=1), equal(128, 64, 4096, q=2, page=1),
     equal(64, 64, 4096, q=4, page=1), equal(32, 64, 4096, page=1), equal(128, 32, 4096, page=1),
-]
+] + [equal(heads, batch, kv, cache="e4m3", queries="e4m3")
+     for heads, batch, kv in ((16, 1, 8192), (16, 64, 4096), (128, 32, 4096), (128, 128, 4096))]
 
 
 class Workload:
@@ -104,6 +110,8 @@ class Workload:
         tokens = sum(row.tokens)
         self.rows = torch.tensor([0, *row.tokens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         self.q = torch.randn(tokens, row.heads, RANK + ROPE, device="cuda", dtype=torch.bfloat16)
+        if row.queries == "e4m3":
+            self.q = self.q.to(torch.float8_e4m3fn)
         self.o = torch.empty(tokens, row.heads, RANK, device="cuda", dtype=torch.bfloat16)
         self.kv_len = torch.tensor(row.lens, dtype=torch.int32)
         self.kv_len_device = self.kv_len.cuda()
@@ -148,8 +156,8 @@ def dequantised(records):
 def folio_handle(context, w, max_qo_len):
     row = w.row
     return folio.Attention(
-        context, "mla", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(torch.bfloat16),
-        kv_dtype=folio.dtype(w.kv_dtype), cache_format=w.format, num_heads=row.heads, kv_lora_rank=RANK,
+        context, "mla", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(w.q.dtype),
+        kv_dtype=folio.dtype(w.kv_dtype), o_dtype=folio.dtype(w.o.dtype), cache_format=w.format, num_heads=row.heads, kv_lora_rank=RANK,
         qk_rope_head_dim=ROPE, page_size=row.page, max_batch_size=len(row.lens), max_qo_len=max_qo_len,
         max_kv_len=max(row.lens))
 
@@ -164,15 +172,16 @@ def folio_mla(context, w):
     return handle, batch, run
 
 
-def load_flashmla():
-    path = os.environ.get("FOLIO_FLASHMLA")
+def load_flashmla(variable, library):
+    path = os.environ.get(variable)
     if not path or not os.path.exists(path):
         return None
     torch.ops.load_library(path)
-    return torch.ops._flashmla_C.dense_decode_fwd
+    return getattr(torch.ops, library)
 
 
-FLASHMLA = load_flashmla()
+FLASHMLA = load_flashmla("FOLIO_FLASHMLA", "_flashmla_C")
+FLASHMLA_FP8 = load_flashmla("FOLIO_FLASHMLA_FP8", "_flashmla_extension_C")
 
 
 def flashmla(w):
@@ -182,10 +191,23 @@ def flashmla(w):
     q, kv = w.q.view(len(w.row.lens), w.row.q, w.row.heads, RANK + ROPE), w.kv.unsqueeze(2)
 
     def call(metadata, splits):
-        return FLASHMLA(q, kv, RANK, w.kv_len_device, w.block_table, w.sm_scale, w.row.q > 1, metadata, splits, None)
+        return FLASHMLA.dense_decode_fwd(q, kv, RANK, w.kv_len_device, w.block_table, w.sm_scale, w.row.q > 1, metadata,
+                                         splits, None)
 
     _, _, metadata, splits = call(None, None)
     return lambda: call(metadata, splits)[0]
+
+
+def flashmla_fp8(w):
+    """Queries and records in e4m3."""
+    row = w.row
+    if FLASHMLA_FP8 is None or row.queries != "e4m3" or row.page != 64 or not row.is_uniform:
+        return None
+    q, kv = w.q.view(len(row.lens), row.q, row.heads, RANK + ROPE), w.kv.unsqueeze(2)
+    plan = FLASHMLA_FP8.get_mla_decoding_metadata_dense_fp8(w.kv_len_device, row.q * row.heads, 1)
+    one = torch.ones(1, device="cuda")
+    return lambda: FLASHMLA_FP8.fwd_kvcache_mla_fp8(q, kv, RANK, w.kv_len_device, w.block_table, w.sm_scale, row.q > 1,
+                                                    *plan, one, one)[0]
 
 
 def fa3(w):
@@ -204,7 +226,7 @@ def fa3(w):
 
 def flashinfer(w):
     """Its FA3 backend, over both parts of a record as views of it."""
-    if peers.FLASHINFER is None or w.row.cache == "ds_mla":
+    if peers.FLASHINFER is None or w.row.cache == "ds_mla" or w.row.queries != "bf16":
         return None
     row = w.row
     pages = torch.tensor([0] + [len(table) for table in w.tables], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -217,7 +239,7 @@ def flashinfer(w):
     return lambda: wrapper.run(*tensors, out=out, **scales)
 
 
-PEERS = {"flashmla": flashmla, "flashinfer": flashinfer, "fa3": fa3}
+PEERS = {"flashmla": flashmla, "flashmla_fp8": flashmla_fp8, "flashinfer": flashinfer, "fa3": fa3}
 
 
 def measure(context, row):
@@ -240,7 +262,7 @@ def measure(context, row):
             if function is None:
                 continue
             wrong = w.error(function())
-            if not wrong < TOLERANCE:
+            if not wrong < (TOLERANCE_OF_FP8_WEIGHTS if name == "flashmla_fp8" else TOLERANCE):
                 raise RuntimeError(f"error {wrong} against float64")
             result["us"][name] = captured(function)[0]
         except Exception as failure:

@@ -43,9 +43,12 @@ pub(super) fn desc(desc: &AttentionDesc) -> Result<()> {
 
 fn dtypes(desc: &AttentionDesc) -> Result<()> {
     let (q, kv, o) = (desc.q_dtype, desc.kv_format, desc.o_dtype);
+    if q.is_fp8() {
+        return beside_fp8_queries(desc);
+    }
     if !q.is_float() {
         return Err(Error::Unsupported(format!(
-            "q_dtype: {q} is not supported; float32, float16 and bfloat16 are"
+            "q_dtype: {q} is not supported; float32, float16, bfloat16, float8_e4m3 and float8_e5m2 are"
         )));
     }
     let plain = kv == CacheFormat::plain(kv.element);
@@ -57,6 +60,22 @@ fn dtypes(desc: &AttentionDesc) -> Result<()> {
     if o != q {
         return Err(Error::Unsupported(format!(
             "o_dtype: {o} is not supported with q_dtype {q}; the same type is"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether the cache and the output have types that queries in fp8 may stand beside.
+fn beside_fp8_queries(desc: &AttentionDesc) -> Result<()> {
+    let (q, kv, o) = (desc.q_dtype, desc.kv_format, desc.o_dtype);
+    if kv != CacheFormat::plain(kv.element) || !kv.element.is_fp8() {
+        return Err(Error::Unsupported(format!(
+            "kv_dtype: {kv} is not supported with q_dtype {q}; float8_e4m3 and float8_e5m2 are"
+        )));
+    }
+    if !matches!(o, DType::F16 | DType::BF16) {
+        return Err(Error::Unsupported(format!(
+            "o_dtype: {o} is not supported with q_dtype {q}; float16 and bfloat16 are"
         )));
     }
     Ok(())
@@ -93,17 +112,17 @@ pub(super) fn args(
     unused(args)?;
     let tokens = Extent::AtLeast(planned.num_tokens);
     let heads = Extent::Is(desc.num_qo_heads.into());
-    let rows = |name, tensor, dim: u32| {
+    let rows = |name, tensor, dtype, dim: u32| {
         Named { name, tensor }
             .on(device)?
-            .of(desc.q_dtype)?
+            .of(dtype)?
             .shaped(&[tokens, heads, Extent::Is(dim.into())])?
             .unit_last_stride()
     };
-    let q = rows("q_latent", args.q, desc.head_dim_vo)?.tensor;
+    let q = rows("q_latent", args.q, desc.q_dtype, desc.head_dim_vo)?.tensor;
     let q_rope = match (args.q_rope, desc.rope_dim()) {
         (None, 0) => None,
-        (Some(tensor), rope @ 1..) => Some(rows("q_rope", tensor, rope)?.tensor),
+        (Some(tensor), rope @ 1..) => Some(rows("q_rope", tensor, desc.q_dtype, rope)?.tensor),
         (None, rope) => {
             return Err(Error::InvalidArgument(format!(
                 "q_rope: NULL is not accepted with qk_rope_head_dim {rope}; a tensor is"
@@ -111,7 +130,9 @@ pub(super) fn args(
         }
         (Some(_), _) => return Err(no_rope("q_rope")),
     };
-    let o = rows("o", args.o, desc.head_dim_vo)?.writable()?.tensor;
+    let o = rows("o", args.o, desc.o_dtype, desc.head_dim_vo)?
+        .writable()?
+        .tensor;
     let lse = optional_lse("lse", args.lse, &[tokens, heads], device)?;
     let [sm_scale, q_scale, k_scale] = scales(args)?;
     let (k, k_rope) = cache(args, desc, planned, device)?;

@@ -17,6 +17,7 @@ pub mod index_params;
 pub mod integers_params;
 pub mod items_params;
 pub mod kernels;
+pub mod latent_queries_params;
 pub mod lse_params;
 pub mod merge_params;
 pub mod mla_cache_params;

@@ -25,8 +25,12 @@ pub const FOLIO_MLA_CACHE_FP8_DS_MLA: i32 = 1;
 /// record per token: its latent part is key and value, its rotary part is key only.
 ///
 /// Types: q float32, float16 or bfloat16; the cache the same type, float8_e4m3, float8_e5m2 or fp8_ds_mla; o the type
-/// of q. The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes, verified
-/// drafts and prompts.
+/// of q. Or q float8_e4m3 or float8_e5m2, as vLLM quantises it: the cache either of these, o float16 or bfloat16; products
+/// and weights are as exact as beside queries of 16 bits. On CUDA devices a launch then makes rows of o's type of the
+/// queries, for which the workspace has 2 bytes for each element of those of the largest batch.
+///
+/// The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes, verified drafts and
+/// prompts.
 ///
 /// Sparse attention (DeepSeek-V3.2), where every query token sees a list of tokens of its own: page_size 1, each query token a
 /// request of one row, whose row of block_table lists slots, and whose kv_len counts them. On CUDA devices one plan serves
@@ -42,7 +46,7 @@ pub struct folio_mla_desc {
     pub q_dtype: folio_dtype,
     /// Type of the cache; all zero: as q. With FOLIO_MLA_CACHE_FP8_DS_MLA: all zero or float8_e4m3.
     pub kv_dtype: folio_dtype,
-    /// Type of o, which is that of q; all zero: as q.
+    /// Type of o, which is that of q, or beside fp8 one of 16 bits; all zero: as q.
     pub o_dtype: folio_dtype,
     /// FOLIO_MLA_CACHE_…
     pub cache_format: i32,

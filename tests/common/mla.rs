@@ -166,9 +166,17 @@ impl MlaProblem {
     }
 
     /// What a fast kernel may be off: its weights are rounded to the type of q, or to fp16 beside fp8 records
-    /// (`kernels/sm90/mla_few/format.cuh`). Beside 16-bit queries `fp8_ds_mla` records are rounded once to bf16.
+    /// (`kernels/sm90/mla_few/format.cuh`). Beside 16-bit queries `fp8_ds_mla` records are rounded once to bf16. Queries in fp8 become
+    /// rows of the output's type on a device, and of a matrix unit's on a CPU.
     pub fn tolerance(&self) -> Tolerance {
-        let of_queries = Tolerance::of_matrix_unit(&self.batch);
+        let of_queries = match self.batch.q_dtype.is_fp8() {
+            true => Tolerance {
+                fp16_weights: true,
+                flushes_weights: true,
+                ..Tolerance::fast(self.batch.q_dtype)
+            },
+            false => Tolerance::of_matrix_unit(&self.batch),
+        };
         let is_half = self.batch.q_dtype != DType::F32;
         let plain = Tolerance {
             fp16_weights: of_queries.fp16_weights || is_half && self.batch.kv_dtype.is_fp8(),
@@ -641,10 +649,15 @@ pub fn problems_within(budget: u64) -> impl Strategy<Value = MlaProblem> {
         cache,
     )
         .prop_map(move |(mut other, (rank, rope), heads, queries, cache)| {
-            // Its queries are not in fp8.
-            if other.q_dtype.is_fp8() {
-                (other.q_dtype, other.o_dtype) = (DType::BF16, DType::BF16);
-                other.layer.o_scale = 0.0;
+            other.layer.o_scale = 0.0;
+            other.o_dtype = match (other.q_dtype, other.o_dtype) {
+                (DType::F8E4M3 | DType::F8E5M2, DType::F16) => DType::F16,
+                (DType::F8E4M3 | DType::F8E5M2, _) => DType::BF16,
+                (q_dtype, _) => q_dtype,
+            };
+            if cache == Cache::DsMla {
+                // Queries are not in fp8 there.
+                other.q_dtype = other.o_dtype;
             }
             let (rank, rope) = match cache {
                 Cache::DsMla => (512, 64),
@@ -683,7 +696,6 @@ fn absorbed(other: Problem) -> Problem {
     };
     Problem {
         kind: Kind::Mla,
-        o_dtype: other.q_dtype,
         num_kv_heads: 1,
         split_keys: None,
         storage: match other.storage {

@@ -235,6 +235,11 @@ fn descs() {
         bits: 8,
         lanes: 1,
     };
+    let absent = folio_dtype {
+        code: 0,
+        bits: 0,
+        lanes: 0,
+    };
     let most = i32::MAX as u32;
     check(
         &c_mla_desc(&plain(Cache::Records).desc()),
@@ -257,9 +262,39 @@ fn descs() {
                 &["o_dtype", "77"],
             ),
             (
+                &|d: &mut Desc| d.q_dtype = dtype(DType::I8),
+                UNSUPPORTED,
+                &["q_dtype", "int8", "float8_e4m3"],
+            ),
+            (
                 &|d: &mut Desc| d.q_dtype = dtype(DType::F8E4M3),
                 UNSUPPORTED,
-                &["q_dtype", "float8_e4m3"],
+                &["kv_dtype", "float16", "float8_e4m3"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E5M2), dtype(DType::F8E4M3));
+                    d.o_dtype = absent;
+                },
+                UNSUPPORTED,
+                &["o_dtype", "float8_e5m2", "bfloat16"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), dtype(DType::F8E4M3));
+                    d.o_dtype = dtype(DType::F32);
+                },
+                UNSUPPORTED,
+                &["o_dtype", "float32", "bfloat16"],
+            ),
+            (
+                &|d: &mut Desc| {
+                    (d.q_dtype, d.kv_dtype) = (dtype(DType::F8E4M3), absent);
+                    d.o_dtype = dtype(DType::BF16);
+                    d.cache_format = FOLIO_MLA_CACHE_FP8_DS_MLA;
+                },
+                UNSUPPORTED,
+                &["kv_dtype", "fp8_ds_mla", "float8_e5m2"],
             ),
             (
                 &|d: &mut Desc| d.kv_dtype = dtype(DType::BF16),

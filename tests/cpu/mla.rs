@@ -203,6 +203,22 @@ fn single_uniform_and_ragged_queries() {
     }
 }
 
+/// Over fp8 records of either type, with outputs of either type of 16 bits and queries that hold parts of what they stand for.
+#[test]
+fn fp8_queries() {
+    let types = [DType::F8E4M3, DType::F8E5M2];
+    for (q_dtype, kv_dtype) in types.into_iter().flat_map(|q| types.map(|kv| (q, kv))) {
+        for (cache, o_dtype) in [(Cache::Records, DType::BF16), (Cache::Two, DType::F16)] {
+            let lens = [(1, 300), (4, 90), (40, 40), (1, 0), (0, 7)];
+            let mut problem = MlaProblem::plain(&lens).tensors(Queries::Two, cache);
+            let batch = &mut problem.batch;
+            (batch.q_dtype, batch.kv_dtype, batch.o_dtype) = (q_dtype, kv_dtype, o_dtype);
+            (batch.layer.q_scale, batch.layer.k_scale) = (2.0, 0.5);
+            check_on_cpu(&problem);
+        }
+    }
+}
+
 /// Long rows that are split among threads, and far more heads than a tile of rows takes.
 #[test]
 fn long_requests_and_many_heads() {

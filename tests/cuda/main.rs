@@ -426,6 +426,7 @@ fn main() -> ExitCode {
         case("mla_host_lengths", (), mla::host_lengths),
         case("mla_device_lengths", (), mla::device_lengths),
         case("mla_heads_and_rows", (), mla::heads_and_rows),
+        case("mla_fp8_queries", (), mla::fp8_queries),
         case("mla_lengths_around_a_tile", (), mla::lengths_around_a_tile),
         case("mla_long_splits", (), mla::long_splits),
         case("mla_many_requests", (), mla::many_requests),

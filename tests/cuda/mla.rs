@@ -10,7 +10,7 @@ use crate::common::mla::{self, Cache, MlaLayer, MlaProblem, Queries, problems};
 use crate::common::mla_forms::forms_agree;
 use crate::common::mla_lists::{Lists, check_lists};
 use crate::common::pages::PageTable;
-use crate::common::problem::{Layer, MaskKind, TableForm};
+use crate::common::problem::{Gaps, Layer, MaskKind, TableForm};
 use crate::common::random;
 use crate::gpu::{self, DeviceMemory};
 use crate::problems::{session, spread, with_a_page, with_lens};
@@ -136,6 +136,45 @@ pub fn heads_and_rows() {
                 problem.batch.layer.mask = mask;
                 assert_right(&problem, &solve(&*session, &HostMemory, &problem));
             }
+        }
+    }
+}
+
+/// Queries in fp8 for every kernel, in rows that begin anywhere, with lengths on the host and on the device; and under a graph.
+pub fn fp8_queries() {
+    let session = session();
+    let lens = [(1, 90), (2, 33), (0, 9), (1, 0), (4, 700), (1, 3000)];
+    let types = [DType::F8E4M3, DType::F8E5M2];
+    let mut n = 0;
+    for (heads, page_size, (rank, rope)) in [
+        (1, 16, (512, 64)),
+        (16, 64, (512, 64)),
+        (16, 1, (512, 64)),
+        (64, 16, (512, 64)),
+        (128, 64, (512, 64)),
+        (126, 3, (512, 64)),
+        (9, 16, (512, 0)),
+        (40, 5, (256, 32)),
+    ] {
+        for (cache, o_dtype) in [(Cache::Views, DType::BF16), (Cache::Two, DType::F16)] {
+            let problem = MlaProblem::plain(&lens).heads(heads).dims(rank, rope);
+            let problem = problem.pages(page_size, TableForm::CsrKvLen { spare_pages: 1 });
+            let queries = [Queries::One, Queries::Two][n % 2];
+            let mut problem = problem.tensors(queries, cache);
+            let batch = &mut problem.batch;
+            (batch.q_dtype, batch.kv_dtype) = (types[n / 2 % 2], types[n / 3 % 2]);
+            (batch.o_dtype, batch.layer.q_scale, batch.layer.k_scale) = (o_dtype, 2.0, 0.5);
+            batch.graph = n % 4 == 3;
+            if n % 3 == 1 {
+                let gaps = [3, 5].map(|middle| Gaps {
+                    middle,
+                    ..Gaps::default()
+                });
+                (batch.memory.q, batch.memory.v) = (gaps[0], gaps[1]);
+            }
+            let index_memory: &dyn Memory = [&HostMemory as &dyn Memory, &DeviceMemory][n / 2 % 2];
+            assert_right(&problem, &solve(&*session, index_memory, &problem));
+            n += 1;
         }
     }
 }
@@ -478,9 +517,14 @@ pub fn lists_of_tokens() {
         }
     }
     let many_heads = |problem: MlaProblem| problem.heads(128);
-    let sizes = (150, 3000, 1024);
-    check_lists(&*session, &DeviceMemory, Lists::Read, sizes, &many_heads);
-    check_lists(&*session, &DeviceMemory, Lists::Planned, sizes, &many_heads);
+    for (sizes, lists) in [
+        ((12, 3000, 2048), Lists::Read),
+        // More than run at a time.
+        ((150, 3000, 256), Lists::Read),
+        ((150, 3000, 256), Lists::Planned),
+    ] {
+        check_lists(&*session, &DeviceMemory, lists, sizes, &many_heads);
+    }
 }
 
 /// Pages whose records begin more than 2^32 elements apart, by the kernels for few rows and for many.

@@ -715,6 +715,7 @@ pub const CASES: &[Case<Setup>] = &[
     ),
     case("mla_plan_on_the_device", BACKEND, mla::plan_on_the_device),
     case("mla_fp32_is_refused", BACKEND, mla::fp32_is_refused),
+    case("mla_fp8_queries", BACKEND, mla::fp8_queries),
     case("mla_hopper_maps", BACKEND, mla::hopper_maps),
     case("mla_hopper_tiles", BACKEND, mla::hopper_tiles),
     case("mla_hopper_drafts", BACKEND, mla::hopper_drafts),

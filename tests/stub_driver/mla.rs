@@ -2,8 +2,9 @@
 //! combined, and what is refused. Widths below 512 / 64 are nothing for the Hopper kernels.
 
 use folio::api::BatchInput;
+use folio::cuda::latent_queries_params::LatentQueriesParams;
 use folio::cuda::mla_params::{MlaHopperParams, MlaParams};
-use folio::cuda::params::CombineParams;
+use folio::cuda::params::{CombineParams, dtype_code};
 use folio::cuda::plan_params::{PlanBatchParams, PlanOrder};
 use folio::dtype::DType;
 use folio::error::Error;
@@ -12,7 +13,7 @@ use folio::problem::{
 };
 use folio::tensor::Tensor;
 
-use crate::fixture::{Handle, OURS, at, context, desc, divides, host_tensor};
+use crate::fixture::{Handle, OURS, WORKSPACE, at, context, desc, divides, host_tensor};
 use crate::stub::{Launched, Recorder};
 
 const Q: usize = 0x1_0000_0000;
@@ -320,6 +321,76 @@ pub fn fp32_is_refused() {
         matches!(&refused, Some(Error::Unsupported(m)) if m.starts_with("q_dtype: float32")),
         "{refused:?}"
     );
+}
+
+/// They become rows of the output's type before the kernel, which gets those: as many as the largest batch has.
+pub fn fp8_queries() {
+    let recorder = recorder();
+    recorder.expect::<LatentQueriesParams>("folio_latent_queries");
+    let [plain, in_fp8] = [DType::BF16, DType::F8E5M2].map(|q_dtype| AttentionDesc {
+        q_dtype,
+        o_dtype: DType::BF16,
+        ..mla(DType::F8E4M3.into())
+    });
+    let room = 2 * 12 * HEADS as usize * (RANK + ROPE) as usize;
+    let bytes = [plain, in_fp8].map(|desc| {
+        let handle = Handle::of(&context(), desc).unwrap();
+        handle.attention.workspace().device_bytes
+    });
+    assert_eq!(bytes[1] - bytes[0], room.next_multiple_of(256));
+    let mut handle = Handle::of(&context(), in_fp8).unwrap();
+    assert_eq!(handle.attention.kernel(), "mla_sm80_bf16_kve4m3_r512_q32");
+    plan(&mut handle, 100);
+    let rows = |address, tokens, dim, strides: [i64; 3]| {
+        let shape = [tokens, HEADS, dim];
+        at(address, DType::F8E5M2, &shape, Some(&strides))
+    };
+    for (q_rope, is_aligned) in [(Q_ROPE, 1), (Q_ROPE + 4, 0)] {
+        let args = AttentionArgs {
+            q: rows(Q, 6, RANK, [12_000, 576, 1]),
+            q_rope: Some(rows(q_rope, 7, ROPE, [1304, 72, 1])),
+            ..args(records(DType::F8E4M3, RANK + ROPE), None)
+        };
+        let launched = launches(&recorder, &handle, &args);
+        assert_eq!(launched[0].name(), "folio_latent_queries");
+        assert_eq!(launched[0].grid, [15, 1, 1]);
+        let queries = launched[0].params::<LatentQueriesParams>();
+        let run = launched[1].params::<MlaParams>();
+        let plan = run.attention.plan;
+        assert_eq!(
+            [queries.qo_indptr, queries.counts],
+            [plan.qo_indptr, plan.counts]
+        );
+        assert_eq!(
+            (queries.q.data, queries.q_rope.data),
+            (Q as u64, q_rope as u64)
+        );
+        assert_eq!(
+            [queries.q.stride_token, queries.q.stride_head],
+            [12_000, 576]
+        );
+        assert_eq!(
+            [queries.q_rope.stride_token, queries.q_rope.stride_head],
+            [1304, 72]
+        );
+        assert_eq!(queries.num_heads.divisor, HEADS as u32);
+        assert_eq!(
+            [queries.num_tokens, queries.pieces, queries.rope_pieces],
+            [6, 63, 7]
+        );
+        assert_eq!(
+            [queries.q_dtype, queries.row_dtype],
+            [DType::F8E5M2, DType::BF16].map(dtype_code)
+        );
+        assert_eq!(queries.is_aligned, is_aligned);
+        let (q, rope) = (run.attention.q, run.q_rope);
+        assert_eq!([q.data, rope.data], [queries.rows, queries.rows + 2 * 504]);
+        for part in [q, rope] {
+            assert_eq!([part.stride_token, part.stride_head], [20 * 560, 560]);
+        }
+        let end = WORKSPACE as u64 + handle.attention.workspace().device_bytes as u64;
+        assert!(queries.rows > plan.partial_lse && queries.rows + room as u64 <= end);
+    }
 }
 
 /// bf16 records in pages of `page_size`.

@@ -1,6 +1,6 @@
 //! The attention handle on a device: plans go to the workspace by one copy, or by one kernel where the
 //! lengths are on the device; a run is one kernel, a second where rows were split, one before them each where it has scales
-//! that have to be folded, items that become a mask or new tokens that its kernel cannot append, and one after them where its
+//! that have to be folded, items that become a mask, queries of MLA in fp8 or new tokens that its kernel cannot append, and one after them where its
 //! lse has to be rounded.
 #![allow(unsafe_code)]
 
@@ -11,6 +11,7 @@ use super::combine::{Combine, SplitRows};
 use super::fold_scales::FoldScales;
 use super::given_page_ids::GivenPageIds;
 use super::kernel::{AttentionKernel, Run};
+use super::latent_queries::{self, LatentQueries};
 use super::mask_items::{MaskItems, Places};
 use super::narrow::{Narrow, Room};
 use super::own_memory::OwnMemory;
@@ -24,6 +25,7 @@ use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current};
 use crate::cuda::items_params::MaskItemsParams;
 use crate::cuda::kernels::attention::{MOST_HEAD_DIM, MOST_WIDE_HEAD_DIM};
+use crate::cuda::latent_queries_params::LatentQueriesParams;
 use crate::cuda::lse_params::RoundLseParams;
 use crate::cuda::params::SumParams;
 use crate::cuda::plan::regions::view;
@@ -47,6 +49,7 @@ pub struct CudaAttention {
     fold_scales: FoldScales,
     round_lse: RoundLse,
     mask_items: Option<MaskItems>,
+    latent_queries: Option<LatentQueries>,
     narrow: Narrow,
     capacity: Capacity,
     regions: Regions,
@@ -72,13 +75,15 @@ impl CudaAttention {
         desc: &AttentionDesc,
     ) -> Result<CudaAttention> {
         check(desc)?;
+        let latent_queries = LatentQueries::load(loader, context, desc)?;
+        let (asked, desc) = (desc, &latent_queries::over_rows(desc));
         let candidates = Candidates::load(loader, context, desc)?;
         let tilings = Tilings {
             candidates: &candidates,
             desc,
         };
         let capacity = tilings.capacity();
-        let own = OwnMemory::new(&capacity, desc);
+        let own = OwnMemory::new(&capacity, asked);
         let regions = Regions::new(
             &capacity,
             desc.num_qo_heads as usize,
@@ -95,6 +100,7 @@ impl CudaAttention {
             fold_scales: FoldScales::load(loader, context, desc)?,
             round_lse: RoundLse::load(loader, context, desc)?,
             mask_items: MaskItems::load(loader, context, desc)?,
+            latent_queries,
             narrow: Narrow::load(loader, context, desc)?,
             planner: Planner::load(loader, context, desc, places)?,
             capacity,
@@ -234,6 +240,7 @@ impl CudaAttention {
             scales: base + (self.regions.own + self.own.scales) as u64,
             lse: base + (self.regions.own + self.own.lse) as u64,
             items_mask: base + (self.regions.own + self.own.items_mask) as u64,
+            latent_queries: base + (self.regions.own + self.own.latent_queries) as u64,
             num_items: self.capacity.counts.items,
             split: SplitRows::UpTo(self.capacity.counts.combines),
             q_tile: self.tilings().most_rows_of_item(),
@@ -374,6 +381,7 @@ struct Launches<'a> {
     append: Option<&'a Append<'a>>,
     folded: Option<FoldScalesParams>,
     items: Option<&'a MaskItemsParams>,
+    queries: Option<&'a LatentQueriesParams>,
     kernel: &'a dyn AttentionKernel,
     split: SplitRows,
     rounded: Option<RoundLseParams>,
@@ -412,6 +420,14 @@ impl CudaAttention {
             Some((items, masked)) => (Some(items), masked),
             None => (None, args),
         };
+        let widened = match &self.latent_queries {
+            Some(kernel) => Some(kernel.as_rows(args, &planned.view, planned.latent_queries)?),
+            None => None,
+        };
+        let (queries, args) = match &widened {
+            Some((queries, widened)) => (Some(queries), widened),
+            None => (None, args),
+        };
         let l2_bytes = self.context.device().l2_bytes;
         let mut params = run_params::of(
             &self.desc,
@@ -437,6 +453,7 @@ impl CudaAttention {
             append: around.append.filter(|_| new_tokens.is_none()),
             folded,
             items,
+            queries,
             kernel,
             split: planned.split,
             rounded: rounded.filter(|_| around.last.is_none()),
@@ -475,6 +492,9 @@ impl CudaAttention {
         }
         if let (Some(kernel), Some(items)) = (&self.mask_items, launches.items) {
             kernel.launch(current, items, run.num_requests, stream)?;
+        }
+        if let (Some(kernel), Some(queries)) = (&self.latent_queries, launches.queries) {
+            kernel.launch(current, queries, stream)?;
         }
         launches.kernel.launch(current, run, stream)?;
         if launches.split.most() > 0 {

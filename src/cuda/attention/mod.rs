@@ -16,6 +16,7 @@ pub mod generic;
 mod given_page_ids;
 pub mod handle;
 pub mod kernel;
+mod latent_queries;
 mod mask_items;
 pub mod mixed;
 pub mod mla;

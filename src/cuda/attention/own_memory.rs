@@ -2,6 +2,7 @@
 //! that run's kernel. Offsets alone.
 
 use super::fold_scales::FoldScales;
+use super::latent_queries::LatentQueries;
 use super::mask_items::MaskItems;
 use super::narrow::Narrow;
 use super::round_lse::RoundLse;
@@ -20,6 +21,8 @@ pub struct OwnMemory {
     pub lse: usize,
     /// Of a mask of items.
     pub items_mask: usize,
+    /// Of rows of queries.
+    pub latent_queries: usize,
     /// Of what the kernels ask for.
     pub scratch: usize,
 }
@@ -35,12 +38,14 @@ impl OwnMemory {
         let lengths = behind(scales, FoldScales::bytes(desc));
         let lse = behind(lengths, Narrow::bytes(desc));
         let items_mask = behind(lse, RoundLse::bytes(desc));
+        let latent_queries = behind(items_mask, MaskItems::bytes(desc));
         OwnMemory {
             scales,
             lengths,
             lse,
             items_mask,
-            scratch: behind(items_mask, MaskItems::bytes(desc)),
+            latent_queries,
+            scratch: behind(latent_queries, LatentQueries::bytes(desc)),
         }
     }
 }

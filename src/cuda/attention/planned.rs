@@ -20,6 +20,8 @@ pub struct Planned {
     pub lse: u64,
     /// Where a mask of items has room.
     pub items_mask: u64,
+    /// Where rows of queries in fp8 have room.
+    pub latent_queries: u64,
     pub num_items: usize,
     pub split: SplitRows,
     /// Query rows of the largest item, or the most there can be.

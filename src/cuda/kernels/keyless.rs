@@ -251,6 +251,15 @@ pub static MASK_ITEMS: Keyless = Keyless {
     }),
 };
 
+/// Makes rows of 16 bits of queries of MLA in fp8.
+pub static LATENT_QUERIES: Keyless = Keyless {
+    noun: "latent_queries kernel",
+    rows: LazyLock::new(|| {
+        let code = ("widen/latent_queries.cu", "folio_latent_queries");
+        [row("latent_queries", code, 256)]
+    }),
+};
+
 /// Rounds the lse of a run to the type of the caller's tensor.
 pub static ROUND_LSE: Keyless = Keyless {
     noun: "round_lse kernel",

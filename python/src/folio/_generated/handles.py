@@ -1003,8 +1003,13 @@ class Mla(Handle):
     one record per token: its latent part is key and value, its rotary part is key only.
 
     Types: q float32, float16 or bfloat16; the cache the same type, float8_e4m3, float8_e5m2 or fp8_ds_mla; o the
-    type of q. The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes,
-    verified drafts and prompts.
+    type of q. Or q float8_e4m3 or float8_e5m2, as vLLM quantises it: the cache either of these, o float16 or
+    bfloat16; products and weights are as exact as beside queries of 16 bits. On CUDA devices a launch then makes
+    rows of o's type of the queries, for which the workspace has 2 bytes for each element of those of the largest
+    batch.
+
+    The maxima bound every later batch and fix the workspace. One plan takes any mixture of decodes, verified drafts
+    and prompts.
 
     Sparse attention (DeepSeek-V3.2), where every query token sees a list of tokens of its own: page_size 1, each
     query token a request of one row, whose row of block_table lists slots, and whose kv_len counts them. On CUDA
@@ -1015,7 +1020,7 @@ class Mla(Handle):
         flags: `PlanFlag`
         q_dtype: Type of q.
         kv_dtype: Type of the cache; None: as q. With `MlaCacheFormat.FP8_DS_MLA`: None or float8_e4m3.
-        o_dtype: Type of o, which is that of q; None: as q.
+        o_dtype: Type of o, which is that of q, or beside fp8 one of 16 bits; None: as q.
         cache_format: `MlaCacheFormat`
         num_heads: Query (and output) heads, 1 or more.
         kv_lora_rank: Elements of a latent row, and of a row of o: a multiple of 8 up to 512. DeepSeek-V2 and V3:
