@@ -391,6 +391,16 @@ pub fn fp8_queries() {
         let end = WORKSPACE as u64 + handle.attention.workspace().device_bytes as u64;
         assert!(queries.rows > plan.partial_lse && queries.rows + room as u64 <= end);
     }
+    let too_many = AttentionDesc {
+        num_qo_heads: 4096,
+        max_num_tokens: 524_288,
+        ..in_fp8
+    };
+    let refused = Handle::of(&context(), too_many).err();
+    assert!(
+        matches!(&refused, Some(Error::Unsupported(m)) if m.starts_with("max_num_tokens: 524288") && m.contains("524287")),
+        "{refused:?}"
+    );
 }
 
 /// bf16 records in pages of `page_size`.

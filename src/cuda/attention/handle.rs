@@ -76,6 +76,7 @@ impl CudaAttention {
     ) -> Result<CudaAttention> {
         check(desc)?;
         let latent_queries = LatentQueries::load(loader, context, desc)?;
+        // Kernels are loaded for the problem that they get.
         let (asked, desc) = (desc, &latent_queries::over_rows(desc));
         let candidates = Candidates::load(loader, context, desc)?;
         let tilings = Tilings {
@@ -271,6 +272,19 @@ impl CudaAttention {
         };
         kernel.as_mask(args, &places)
     }
+
+    /// What is launched before a run with queries of MLA in fp8, and the run over the rows that come of it.
+    fn queries_as_rows(
+        &self,
+        args: &Checked<AttentionArgs>,
+        planned: &Planned,
+    ) -> Result<Option<(LatentQueriesParams, Checked<AttentionArgs>)>> {
+        let Some(kernel) = &self.latent_queries else {
+            return Ok(None);
+        };
+        let rows = kernel.as_rows(args, &planned.view, planned.latent_queries)?;
+        Ok(Some(rows))
+    }
 }
 
 impl Attention for CudaAttention {
@@ -420,10 +434,7 @@ impl CudaAttention {
             Some((items, masked)) => (Some(items), masked),
             None => (None, args),
         };
-        let widened = match &self.latent_queries {
-            Some(kernel) => Some(kernel.as_rows(args, &planned.view, planned.latent_queries)?),
-            None => None,
-        };
+        let widened = self.queries_as_rows(args, &planned)?;
         let (queries, args) = match &widened {
             Some((queries, widened)) => (Some(queries), widened),
             None => (None, args),
@@ -528,7 +539,7 @@ fn check(desc: &AttentionDesc) -> Result<()> {
             within("head_dim_vo", desc.head_dim_vo, desc.kv_format)
         }
         Kind::Mla if desc.q_dtype == DType::F32 => Err(Error::Unsupported(
-            "q_dtype: float32 is not supported for MLA by the CUDA backend; float16 and bfloat16 are"
+            "q_dtype: float32 is not supported for MLA by the CUDA backend; float16, bfloat16, float8_e4m3 and float8_e5m2 are"
                 .into(),
         )),
         Kind::Mla => Ok(()),

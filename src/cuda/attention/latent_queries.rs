@@ -10,7 +10,7 @@ use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::LATENT_QUERIES;
 use crate::cuda::latent_queries_params::LatentQueriesParams;
 use crate::cuda::params::{Divisor, PlanView, Rows, dtype_code, row_alignment};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::problem::{AttentionArgs, AttentionDesc, Checked, Kind};
 use crate::tensor::Tensor;
 
@@ -18,6 +18,8 @@ use crate::tensor::Tensor;
 const PIECE: u32 = 8;
 /// Rows that a block takes at a time, one for each warp.
 const ROWS_OF_BLOCK: u64 = 8;
+/// Rows that there may be: the kernel counts them in 31 bits.
+const MOST_ROWS: u32 = i32::MAX as u32;
 /// Blocks for each multiprocessor, at most.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
@@ -34,10 +36,17 @@ impl LatentQueries {
     /// Loads the kernel, where the problem is MLA over queries in fp8.
     ///
     /// # Errors
-    /// As [`Loader::find`].
+    /// As [`Loader::find`]; [`Error::Unsupported`] for more rows than the kernel counts.
     pub fn load(loader: &Loader, context: &Context, desc: &AttentionDesc) -> Result<Option<Self>> {
         if !is_widened(desc) {
             return Ok(None);
+        }
+        let most_tokens = MOST_ROWS / desc.num_qo_heads;
+        if desc.max_num_tokens > most_tokens {
+            return Err(Error::Unsupported(format!(
+                "max_num_tokens: {} is not supported with q_dtype {} and num_heads {} by the CUDA backend; up to {most_tokens} is",
+                desc.max_num_tokens, desc.q_dtype, desc.num_qo_heads
+            )));
         }
         let cc = context.device().compute_capability;
         let find = || LATENT_QUERIES.unsupported(cc);
