@@ -11,20 +11,12 @@ typedef FolioLatentQueriesParams Params;
 // Eight elements of a row, which begin anywhere.
 template <class Stored, class Wanted>
 __device__ __forceinline__ void widen_piece(const u8 *from, bool is_aligned, uint4 *to) {
-    Elements<VECTOR, Stored> in;
-    if (is_aligned) {
-        in.load(from);
-    } else {
+    Piece<Stored> in;
+    in.load(from, VECTOR, is_aligned);
+    u32 pairs[VECTOR / 2];
 #pragma unroll
-        for (u32 i = 0; i < VECTOR; i++) in.x[i] = from[i];
-    }
-    uint4 out;
-    u32 *const pairs = reinterpret_cast<u32 *>(&out);
-#pragma unroll
-    for (u32 i = 0; i < VECTOR / 2; i++) {
-        pairs[i] = Wanted::pack(Stored::load(in.x[2 * i]), Stored::load(in.x[2 * i + 1]));
-    }
-    *to = out;
+    for (u32 i = 0; i < VECTOR / 2; i++) pairs[i] = Wanted::pack(in[2 * i], in[2 * i + 1]);
+    *to = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 // A warp takes a row of a token and a head at a time.
@@ -36,10 +28,7 @@ __device__ __forceinline__ void widen_rows(const Params &p) {
 #pragma unroll 1
     for (u32 row = blockIdx.x * WARPS + threadIdx.x / LANES; row < num_rows; row += gridDim.x * WARPS) {
         const u32 token = divide(row, p.num_heads), head = row - token * p.num_heads.divisor;
-        const auto begin = [&](const FolioRows &part) {
-            return static_cast<const u8 *>(part.data) + token * part.stride_token + head * part.stride_head;
-        };
-        const u8 *const latent = begin(p.q), *const rope = begin(p.q_rope);
+        const u8 *const latent = row_of<Stored>(p.q, token, head), *const rope = row_of<Stored>(p.q_rope, token, head);
         for (u32 piece = threadIdx.x % LANES; piece < all; piece += LANES) {
             const u8 *from = piece < p.pieces ? latent + VECTOR * piece : rope + VECTOR * (piece - p.pieces);
             widen_piece<Stored, Wanted>(from, p.is_aligned != 0, rows + static_cast<u64>(row) * all + piece);

@@ -272,19 +272,6 @@ impl CudaAttention {
         };
         kernel.as_mask(args, &places)
     }
-
-    /// What is launched before a run with queries of MLA in fp8, and the run over the rows that come of it.
-    fn queries_as_rows(
-        &self,
-        args: &Checked<AttentionArgs>,
-        planned: &Planned,
-    ) -> Result<Option<(LatentQueriesParams, Checked<AttentionArgs>)>> {
-        let Some(kernel) = &self.latent_queries else {
-            return Ok(None);
-        };
-        let rows = kernel.as_rows(args, &planned.view, planned.latent_queries)?;
-        Ok(Some(rows))
-    }
 }
 
 impl Attention for CudaAttention {
@@ -434,7 +421,9 @@ impl CudaAttention {
             Some((items, masked)) => (Some(items), masked),
             None => (None, args),
         };
-        let widened = self.queries_as_rows(args, &planned)?;
+        let as_rows =
+            |kernel: &LatentQueries| kernel.as_rows(args, &planned.view, planned.latent_queries);
+        let widened = self.latent_queries.as_ref().map(as_rows).transpose()?;
         let (queries, args) = match &widened {
             Some((queries, widened)) => (Some(queries), widened),
             None => (None, args),

@@ -6,7 +6,6 @@
 use crate::backend::Stream;
 use crate::cuda::compiler::loader::Loader;
 use crate::cuda::driver::{Context, Current, Function, Launch};
-use crate::cuda::kernels::Row;
 use crate::cuda::kernels::keyless::LATENT_QUERIES;
 use crate::cuda::latent_queries_params::LatentQueriesParams;
 use crate::cuda::params::{Divisor, PlanView, Rows, dtype_code, row_alignment};
@@ -16,8 +15,8 @@ use crate::tensor::Tensor;
 
 /// Elements that a lane takes at a time.
 const PIECE: u32 = 8;
-/// Rows that a block takes at a time, one for each warp.
-const ROWS_OF_BLOCK: u64 = 8;
+/// Threads that take a row together.
+const WARP: u32 = 32;
 /// Rows that there may be: the kernel counts them in 31 bits.
 const MOST_ROWS: u32 = i32::MAX as u32;
 /// Blocks for each multiprocessor, at most.
@@ -26,7 +25,6 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 /// The kernel for one problem.
 #[derive(Debug)]
 pub struct LatentQueries {
-    row: &'static Row,
     function: Function,
     desc: AttentionDesc,
     most_blocks: u32,
@@ -50,9 +48,8 @@ impl LatentQueries {
         }
         let cc = context.device().compute_capability;
         let find = || LATENT_QUERIES.unsupported(cc);
-        let (row, function) = loader.find(LATENT_QUERIES.candidates(cc), find)?;
+        let (_, function) = loader.find(LATENT_QUERIES.candidates(cc), find)?;
         Ok(Some(LatentQueries {
-            row,
             function,
             desc: *desc,
             most_blocks: BLOCKS_PER_MULTIPROCESSOR * context.device().sm_count,
@@ -127,12 +124,13 @@ impl LatentQueries {
         stream: Stream,
     ) -> Result<()> {
         let rows = u64::from(params.num_tokens) * u64::from(self.desc.num_qo_heads);
+        let threads = LATENT_QUERIES.threads();
         let blocks = rows
-            .div_ceil(ROWS_OF_BLOCK)
+            .div_ceil(u64::from(threads / WARP))
             .clamp(1, self.most_blocks.into());
         let launch = Launch {
             grid: [blocks as u32, 1, 1],
-            threads: self.row.threads,
+            threads,
             cluster: 1,
             dependent: false,
             stream,
