@@ -2,6 +2,7 @@
 //! to in float64, where only what is stored between the steps is rounded; and how near a result must be.
 
 use super::codec::{decode, encode, rounded, unit_roundoff};
+use super::dense::sum_of;
 use super::door::{ContextHandle, Session};
 use super::instance::for_each_index;
 use super::memory::{HostMemory, Image, Memory, Resident, View, WorkspaceMemory};
@@ -738,7 +739,7 @@ impl Unpacked {
             &self.key_errors,
         ]
         .map(|of_heads| &of_heads[sample]);
-        let score = |key: &Vec<f64>| q.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale;
+        let score = |key: &Vec<f64>| sum_of(&q, key, |q, k| q * k) * scale;
         let scores: Vec<f64> = keys[..seen].iter().map(score).collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = top + scores.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
@@ -754,7 +755,8 @@ impl Unpacked {
         // A score that grows by s moves its key's weight, the lse by weight · s, and o by weight · s · (v - o).
         let mut lse_error = 0.0;
         for ((weight, value), errors) in weights().zip(values).zip(key_errors) {
-            let of_score: f64 = q.iter().zip(errors).map(|(q, error)| q.abs() * error).sum();
+            // Rotary columns have no errors.
+            let of_score = sum_of(errors, &q, |error, q| q.abs() * error);
             let moved = weight * of_score * scale.abs();
             lse_error += moved;
             for (o, v) in o.iter_mut().zip(value) {

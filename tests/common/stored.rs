@@ -1,7 +1,7 @@
 //! How elements of a cache are stored in its form: their bits, and what they are read as. It is written a second time, in
 //! float64, as `codec` is: the tests must not trust the conversions that they test.
 
-use super::codec::{decode, encode, rounded};
+use super::codec::{decode, encode, power_of_two, rounded};
 use super::problem::Problem;
 use folio::dtype::DType;
 use folio::problem::CacheForm;
@@ -38,12 +38,6 @@ impl Stored {
         draw: impl Fn([u64; 2], [usize; 2]) -> f64,
     ) -> Stored {
         let (form, element) = (problem.form, problem.kv_dtype);
-        if matches!(form, CacheForm::Plain | CacheForm::PackedKeys) {
-            return Stored {
-                form,
-                ..Stored::plain(element)
-            };
-        }
         // The largest code is that of a number of about 3.5.
         let most = match element {
             DType::I8 => 127.0,
@@ -51,9 +45,14 @@ impl Stored {
             _ => 7.0,
         };
         let any_token = [0, 0];
-        let unit = 3.5 / most * 2f64.powi(problem.cache_exponent);
+        let unit = 3.5 / most * power_of_two(problem.cache_exponent);
         let scale = match form {
-            CacheForm::Plain | CacheForm::PackedKeys => 1.0,
+            CacheForm::Plain | CacheForm::PackedKeys => {
+                return Stored {
+                    form,
+                    ..Stored::plain(element)
+                };
+            }
             CacheForm::TokenHeadScales => unit * (0.6 + draw(token, [head, 0])),
             CacheForm::ChannelScales | CacheForm::ChannelZeroPoints => {
                 unit * (0.6 + draw(any_token, [head, d]))

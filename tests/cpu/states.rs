@@ -166,8 +166,11 @@ impl States {
             };
             let lse = self.lse(&[token, n, head]);
             s.put(row, encode(dtype, lse.into()));
+            if !lse.is_finite() {
+                return;
+            }
             let mut element = [row, &[0]].concat();
-            for d in (0..dim).take_while(|_| lse.is_finite()) {
+            for d in 0..dim {
                 *element.last_mut().expect("a row has elements") = d;
                 v.put(
                     &element,
