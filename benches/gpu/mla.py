@@ -156,8 +156,8 @@ def dequantised(records):
 def folio_handle(context, w, max_qo_len):
     row = w.row
     return folio.Attention(
-        context, "mla", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(w.q.dtype),
-        kv_dtype=folio.dtype(w.kv_dtype), o_dtype=folio.dtype(w.o.dtype), cache_format=w.format, num_heads=row.heads, kv_lora_rank=RANK,
+        context, "mla", flags=folio.PLAN_GRAPH, q_dtype=folio.dtype(w.q.dtype), kv_dtype=folio.dtype(w.kv_dtype),
+        o_dtype=folio.dtype(w.o.dtype), cache_format=w.format, num_heads=row.heads, kv_lora_rank=RANK,
         qk_rope_head_dim=ROPE, page_size=row.page, max_batch_size=len(row.lens), max_qo_len=max_qo_len,
         max_kv_len=max(row.lens))
 

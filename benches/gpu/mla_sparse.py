@@ -87,14 +87,14 @@ def folio_lists(context, w):
 def flashmla(w):
     if FLASHMLA is None or w.row.heads < 64:
         return None
-    row, ops = w.row, torch.ops._flashmla_C
-    lists = w.lists.unsqueeze(1)
+    row, lists = w.row, w.lists.unsqueeze(1)
     if row.cache == "bf16":
-        return lambda: ops.sparse_prefill_fwd(w.q, w.kv, lists, SM_SCALE, RANK, None, None, None)[0]
+        return lambda: FLASHMLA.sparse_prefill_fwd(w.q, w.kv, lists, SM_SCALE, RANK, None, None, None)[0]
     q, kv = w.q.unsqueeze(1), w.kv.view(-1, 64, 1, RECORD_BYTES["ds_mla"])
 
     def call(metadata, splits):
-        return ops.sparse_decode_fwd(q, kv, lists, None, None, metadata, splits, None, None, None, RANK, SM_SCALE, None)
+        return FLASHMLA.sparse_decode_fwd(q, kv, lists, None, None, metadata, splits, None, None, None, RANK, SM_SCALE,
+                                          None)
 
     _, _, metadata, splits = call(None, None)
     return lambda: call(metadata, splits)[0]
